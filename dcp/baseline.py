@@ -1,0 +1,50 @@
+"""The interface of static schemes: fixed cuts, placement and schedules in the common block model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcp.batch import AttentionSpec, Batch
+from dcp.blocks import BlockGraph
+from dcp.cluster import Cluster
+from dcp.placement import Assignment
+from dcp.scheduling import Schedule
+
+
+class Baseline(ABC):
+    """A static scheme: its own cuts, a fixed placement and fixed schedules.
+
+    Implementations are frozen keyword-only dataclasses.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def arrange(self, request: BaselineRequest) -> Arrangement:
+        """Cut, place and schedule.
+
+        Raises:
+            SpecError: the scheme cannot serve this request; says why and what can.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BaselineRequest:
+    """What `dcp.plan` was asked for."""
+
+    batch: Batch
+    spec: AttentionSpec
+    cluster: Cluster
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrangement:
+    """A static scheme's whole answer."""
+
+    blocks: BlockGraph
+    assignment: Assignment
+    forward: Schedule
+    backward: Schedule

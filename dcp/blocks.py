@@ -1,0 +1,154 @@
+"""The block model: token blocks, head groups, computation blocks with exact allowed pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+
+from dcp.arrays import BoolArray, IntArray
+from dcp.batch import DTYPE_BYTES, AttentionSpec
+
+
+class Kind(IntEnum):
+    """Kinds of data block; the first three move forward, DO, DQ and DKV only backward."""
+
+    Q = 0
+    KV = 1
+    O = 2  # noqa: E741 - the field's name for the output
+    DO = 3  # with lse and delta = rowsum(dO * O)
+    DQ = 4
+    DKV = 5
+
+
+class Side(IntEnum):
+    """Which tensors a token block stands for; self-attention blocks are BOTH."""
+
+    BOTH = 0
+    QUERY = 1
+    KEY = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadGroups:
+    """How heads are cut into groups, arrays of length [groups].
+
+    Normally one group a KV head. A scheme that needs more groups than KV heads splits one:
+    the parts then share `kv_head`, and each keeps a replica of it.
+    """
+
+    kv_head: IntArray
+    q_start: IntArray
+    q_count: IntArray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> HeadGroups:
+        """One group a KV head, with the query heads that read it."""
+        ratio = spec.num_q_heads // spec.num_kv_heads
+        kv_head = np.arange(spec.num_kv_heads)
+        return cls(kv_head=kv_head, q_start=kv_head * ratio, q_count=np.full_like(kv_head, ratio))
+
+    def __len__(self) -> int:
+        return len(self.kv_head)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockGraph:
+    """A batch cut into blocks.
+
+    Token blocks [T] are ordered by sequence, query side before key side, then start.
+    Computation blocks [C] are ordered by (comp_q, comp_kv, comp_group). Masks are tables of
+    slices in block-local coordinates: mask m allows rows mask_ptr[m]:mask_ptr[m + 1] of
+    mask_slices; mask 0 has no rows and stands for "every pair allowed".
+
+    Attributes:
+        spec: Heads and dtype.
+        block_size: Most tokens a block.
+        q_lengths, kv_lengths: Tokens of each sequence, [sequences].
+        sequence_slices: Mask of every sequence, [S, 6], in sequence coordinates.
+        slice_sequence: Sequence of each of those slices, [S].
+        token_seq, token_start, token_length, token_side: [T]; start counts within the
+            sequence's query or key tokens.
+        comp_q, comp_kv, comp_group: Token block of queries, of keys, head group, [C].
+        comp_pairs: Exact number of allowed pairs, a head, [C].
+        comp_mask: Mask of the computation block, [C]; 0 where every pair is allowed.
+    """
+
+    spec: AttentionSpec
+    groups: HeadGroups
+    block_size: int
+    q_lengths: IntArray
+    kv_lengths: IntArray
+    sequence_slices: IntArray
+    slice_sequence: IntArray
+    token_seq: IntArray
+    token_start: IntArray
+    token_length: IntArray
+    token_side: IntArray
+    comp_q: IntArray
+    comp_kv: IntArray
+    comp_group: IntArray
+    comp_pairs: IntArray
+    comp_mask: IntArray
+    mask_ptr: IntArray
+    mask_slices: IntArray
+
+    @property
+    def num_token_blocks(self) -> int:
+        """Number of token blocks, T."""
+        return len(self.token_length)
+
+    @property
+    def comp_full(self) -> BoolArray:
+        """Whether every pair of the computation block is allowed, [C]."""
+        return self.comp_mask == 0
+
+    @cached_property
+    def comp_flops(self) -> IntArray:
+        """Forward FLOPs of every computation block, [C]: 4 × pairs × head_dim × query heads."""
+        heads = self.groups.q_count[self.comp_group]
+        return 4 * self.comp_pairs * self.spec.head_dim * heads
+
+    @cached_property
+    def has_q(self) -> BoolArray:
+        """Token blocks that carry Q and O, [T]."""
+        return self.token_side != Side.KEY
+
+    @cached_property
+    def has_kv(self) -> BoolArray:
+        """Token blocks that carry KV, [T]."""
+        return self.token_side != Side.QUERY
+
+    @cached_property
+    def q_offset(self) -> IntArray:
+        """First row of each block in the packed query tensor, [T]; where has_q."""
+        return _offsets(self.token_length * self.has_q)
+
+    @cached_property
+    def kv_offset(self) -> IntArray:
+        """First row of each block in the packed key tensor, [T]; where has_kv."""
+        return _offsets(self.token_length * self.has_kv)
+
+    @cached_property
+    def data_bytes(self) -> IntArray:
+        """Bytes on the wire of every data block, [kinds, T, groups]; 0 where there is none."""
+        spec, heads = self.spec, self.groups.q_count
+        partial = DTYPE_BYTES[spec.wire_partial_dtype]
+        per_token = {
+            Kind.Q: heads * spec.head_dim * spec.dtype_bytes,
+            Kind.KV: 2 * spec.head_dim * spec.dtype_bytes * np.ones_like(heads),
+            Kind.O: heads * (spec.head_dim * partial + spec.accumulator_bytes),
+            Kind.DO: heads * (spec.head_dim * spec.dtype_bytes + 2 * spec.accumulator_bytes),
+            Kind.DQ: heads * spec.head_dim * partial,
+            Kind.DKV: 2 * spec.head_dim * partial * np.ones_like(heads),
+        }
+        q_tokens = (self.token_length * self.has_q)[:, None]
+        kv_tokens = (self.token_length * self.has_kv)[:, None]
+        tokens = {Kind.KV: kv_tokens, Kind.DKV: kv_tokens}
+        return np.stack([tokens.get(kind, q_tokens) * per_token[kind] for kind in Kind])
+
+
+def _offsets(lengths: IntArray) -> IntArray:
+    return np.cumsum(lengths) - lengths

@@ -1,0 +1,255 @@
+"""Batch to blocks, in closed form: no loop over tokens, pairs or blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp import slices as slice_ops
+from dcp.arrays import IntArray
+from dcp.batch import AttentionSpec, Batch
+from dcp.blocks import BlockGraph, HeadGroups, Side
+from dcp.errors import SpecError
+
+ChunkEdges = Callable[[int], IntArray]
+"""Length of a sequence to the edges [chunks + 1] that no token block may cross."""
+
+
+def cut(
+    batch: Batch,
+    spec: AttentionSpec,
+    block_size: int,
+    *,
+    chunk_edges: ChunkEdges | None = None,
+    groups: HeadGroups | None = None,
+) -> BlockGraph:
+    """Cut a batch into token blocks and computation blocks.
+
+    Args:
+        batch: Lengths and masks.
+        spec: Heads and dtype.
+        block_size: Most tokens a block, 1 or more.
+        chunk_edges: Extra cuts, for schemes that deal every sequence out in chunks.
+        groups: Head groups; None for one a KV head.
+    Raises:
+        SpecError: a block size below 1.
+    """
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+        raise SpecError(f"block_size is {block_size!r}; it must be an integer of 1 or more")
+    groups = HeadGroups.of(spec) if groups is None else groups
+    tokens = _token_blocks(batch, block_size, chunk_edges)
+    table, table_sequence = _sequence_slices(batch)
+    pieces = _pieces(tokens, table, table_sequence)
+    q, kv, pairs, mask, mask_ptr, mask_slices = _merge_pieces(tokens, pieces)
+    count = len(groups)
+    return BlockGraph(
+        spec=spec,
+        groups=groups,
+        block_size=block_size,
+        q_lengths=np.array(batch.q_lengths, dtype=np.int64),
+        kv_lengths=np.array(batch.kv_lengths, dtype=np.int64),
+        sequence_slices=table,
+        slice_sequence=table_sequence,
+        token_seq=tokens.seq,
+        token_start=tokens.start,
+        token_length=tokens.length,
+        token_side=tokens.side,
+        comp_q=np.repeat(q, count),
+        comp_kv=np.repeat(kv, count),
+        comp_group=np.tile(np.arange(count), len(q)),
+        comp_pairs=np.repeat(pairs, count),
+        comp_mask=np.repeat(mask, count),
+        mask_ptr=mask_ptr,
+        mask_slices=mask_slices,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _TokenBlocks:
+    seq: IntArray
+    start: IntArray
+    length: IntArray
+    side: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pieces:
+    """The part of one mask slice inside one (query block, key block)."""
+
+    q: IntArray
+    kv: IntArray
+    pairs: IntArray
+    rows: IntArray  # slice in sequence coordinates, [n, 6]
+
+
+def _token_blocks(batch: Batch, block_size: int, chunk_edges: ChunkEdges | None) -> _TokenBlocks:
+    if not batch.is_cross:
+        seq, start, length = _cut_lengths(batch.q_lengths, block_size, chunk_edges)
+        return _TokenBlocks(seq=seq, start=start, length=length, side=np.zeros_like(seq))
+    sides = []
+    for side, lengths in ((Side.QUERY, batch.q_lengths), (Side.KEY, batch.kv_lengths)):
+        seq, start, length = _cut_lengths(lengths, block_size, chunk_edges)
+        sides.append(np.stack([seq, start, length, np.full_like(seq, side)]))
+    both = np.concatenate(sides, axis=1)
+    seq, start, length, side_of = both[:, np.argsort(both[0], kind="stable")]
+    return _TokenBlocks(seq=seq, start=start, length=length, side=side_of)
+
+
+def _cut_lengths(
+    lengths: tuple[int, ...], block_size: int, chunk_edges: ChunkEdges | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Sequence, start and length of every block, in order."""
+    if chunk_edges is None:
+        chunk_seq = np.arange(len(lengths))
+        chunk_start = np.zeros(len(lengths), dtype=np.int64)
+        chunk_length = np.array(lengths, dtype=np.int64)
+    else:
+        edges = [np.asarray(chunk_edges(length), dtype=np.int64) for length in lengths]
+        counts = np.array([len(edge) - 1 for edge in edges], dtype=np.int64)
+        chunk_seq = np.repeat(np.arange(len(lengths)), counts)
+        empty = np.zeros(0, dtype=np.int64)
+        chunk_start = np.concatenate([edge[:-1] for edge in edges] or [empty])
+        chunk_length = np.concatenate([np.diff(edge) for edge in edges] or [empty])
+    blocks = -(-chunk_length // block_size)
+    chunk = np.repeat(np.arange(len(blocks)), blocks)
+    offset = _ranks_within(blocks) * block_size
+    length = np.minimum(block_size, chunk_length[chunk] - offset)
+    return chunk_seq[chunk], chunk_start[chunk] + offset, length
+
+
+def _ranks_within(counts: IntArray) -> IntArray:
+    """0 … counts[0]-1, 0 … counts[1]-1, …"""
+    starts = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum())) - np.repeat(starts, counts)
+
+
+def _sequence_slices(batch: Batch) -> tuple[IntArray, IntArray]:
+    tables = [batch.sequence_slices(index) for index in range(len(batch))]
+    counts = np.array([len(table) for table in tables], dtype=np.int64)
+    table = np.concatenate(tables) if tables else np.zeros((0, 6), dtype=np.int64)
+    return table, np.repeat(np.arange(len(tables)), counts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Axis:
+    """Token blocks of one side on one line, sequence after sequence, to search by position."""
+
+    block: IntArray
+    begin: IntArray
+    sequence_base: IntArray
+
+    @classmethod
+    def of(cls, tokens: _TokenBlocks, other_side: Side, sequences: int) -> _Axis:
+        block = np.flatnonzero(tokens.side != other_side)
+        length = tokens.length[block]
+        totals = np.zeros(sequences, dtype=np.int64)
+        np.add.at(totals, tokens.seq[block], length)
+        base = np.cumsum(totals) - totals
+        return cls(
+            block=block,
+            begin=base[tokens.seq[block]] + tokens.start[block],
+            sequence_base=base,
+        )
+
+    def span(self, seq: IntArray, first: IntArray, last: IntArray) -> tuple[IntArray, IntArray]:
+        """Positions of the blocks that hold tokens first … last (inclusive) of a sequence."""
+        base = self.sequence_base[seq]
+        low = np.searchsorted(self.begin, base + first, side="right") - 1
+        high = np.searchsorted(self.begin, base + last, side="right") - 1
+        return low, high
+
+
+def _pieces(tokens: _TokenBlocks, table: IntArray, table_sequence: IntArray) -> _Pieces:
+    sequences = int(table_sequence.max(initial=-1)) + 1
+    sequences = max(sequences, int(tokens.seq.max(initial=-1)) + 1)
+    q_axis = _Axis.of(tokens, Side.KEY, sequences)
+    kv_axis = _Axis.of(tokens, Side.QUERY, sequences)
+
+    low, high = q_axis.span(table_sequence, table[:, 0], table[:, 1] - 1)
+    row, position = _expand(low, high)
+    q_block = q_axis.block[position]
+    slices = table[row]
+
+    # Rows of a slice see intervals of keys whose ends never fall from row to row, so the keys
+    # of a block of rows lie between the first row's first key and the last row's last one.
+    first_row = np.maximum(slices[:, 0], tokens.start[q_block])
+    last_row = np.minimum(slices[:, 1], tokens.start[q_block] + tokens.length[q_block]) - 1
+    first_key = np.maximum(slices[:, 2], first_row + slices[:, 4])
+    last_key = np.minimum(slices[:, 3] - 1, last_row + slices[:, 5])
+    some = first_key <= last_key
+    row, q_block, slices = row[some], q_block[some], slices[some]
+    low, high = kv_axis.span(table_sequence[row], first_key[some], last_key[some])
+    parent, position = _expand(low, high)
+    kv_block = kv_axis.block[position]
+    q_block, slices = q_block[parent], slices[parent]
+
+    pairs = slice_ops.area(slices, *_rectangle(tokens, q_block, kv_block))
+    some = pairs > 0
+    return _Pieces(q=q_block[some], kv=kv_block[some], pairs=pairs[some], rows=slices[some])
+
+
+def _expand(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+    """Row index and value for every value in low[i] … high[i], inclusive."""
+    counts = high - low + 1
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, low[row] + _ranks_within(counts)
+
+
+def _rectangle(
+    tokens: _TokenBlocks, q: IntArray, kv: IntArray
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    q0, k0 = tokens.start[q], tokens.start[kv]
+    return q0, q0 + tokens.length[q], k0, k0 + tokens.length[kv]
+
+
+def _merge_pieces(
+    tokens: _TokenBlocks, pieces: _Pieces
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Computation blocks (q, kv, pairs, mask) and the mask table (ptr, slices)."""
+    key = pieces.q * len(tokens.seq) + pieces.kv
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    pairs = np.add.reduceat(pieces.pairs[order], starts) if len(starts) else pieces.pairs
+    q, kv = pieces.q[order][starts], pieces.kv[order][starts]
+
+    comp = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(key)))
+    partial = pairs < tokens.length[q] * tokens.length[kv]
+    keep = partial[comp]
+    q0, q1, k0, k1 = _rectangle(tokens, q[comp[keep]], kv[comp[keep]])
+    local = slice_ops.clip(pieces.rows[order][keep], q0, q1, k0, k1)
+    local = slice_ops.shift(local, q0, k0)
+    mask, mask_ptr, mask_slices = _shared_masks(comp[keep], local, len(starts))
+    return q, kv, pairs, mask, mask_ptr, mask_slices
+
+
+def _shared_masks(
+    comp: IntArray, rows: IntArray, num_comps: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Number equal sets of rows once: mask of every computation block, ptr and slices.
+
+    Args:
+        comp: Computation block of each row, ascending, [n].
+        rows: Block-local slices in canonical form, [n, 6].
+        num_comps: Number of computation blocks; those without rows get mask 0.
+    """
+    mask = np.zeros(num_comps, dtype=np.int64)
+    distinct, row_id = np.unique(rows, axis=0, return_inverse=True)
+    row_id = row_id.reshape(-1)
+    starts = np.flatnonzero(np.diff(comp, prepend=-1))
+    sizes = np.diff(starts, append=len(comp))
+    tables, table_sizes, next_mask = [], [np.zeros(1, dtype=np.int64)], 1
+    for size in np.unique(sizes):
+        where = starts[sizes == size]
+        sets = row_id[where[:, None] + np.arange(size)]
+        sets.sort(axis=1)
+        distinct_sets, set_id = np.unique(sets, axis=0, return_inverse=True)
+        mask[comp[where]] = next_mask + set_id.reshape(-1)
+        next_mask += len(distinct_sets)
+        tables.append(distinct[distinct_sets.reshape(-1)])
+        table_sizes.append(np.full(len(distinct_sets), size))
+    sizes_of = np.concatenate(table_sizes)
+    ptr = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes_of)])
+    return mask, ptr, np.concatenate(tables) if tables else np.zeros((0, 6), dtype=np.int64)

@@ -1,0 +1,283 @@
+"""Where blocks live: the problem put to a partitioner, its answer, and what the answer costs.
+
+A partitioner only answers. This room validates every answer, computes all metrics and says
+whether the limits hold.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph, Kind
+from dcp.cluster import Cluster
+from dcp.errors import PlacementError, SpecError
+from dcp.packing import tightest_load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far from even the computing may be, as fractions of the mean.
+
+    Args:
+        inter_node: A node computes at most (1 + inter_node) × the mean over nodes.
+        intra_node: A device computes at most (1 + intra_node) × the mean over its node.
+    Raises:
+        SpecError: a limit that is negative or not finite.
+    """
+
+    inter_node: float = 0.4
+    intra_node: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("inter_node", "intra_node"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value >= 0):
+                raise SpecError(f"limit {name} is {value}; it must be finite and 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacementProblem:
+    """Everything a partitioner may know, in plain arrays.
+
+    Attributes:
+        token_tokens: Tokens of each token block, [T]: what a device's share is measured in.
+        data_bytes: Bytes of every data block, [kinds, T, groups], indexed by `Kind`.
+        comp_q, comp_kv, comp_group: Token blocks and head group of each computation, [C].
+        comp_flops: Work of each computation block, [C].
+        cluster: Devices, nodes and links.
+        limits: Balance asked for.
+        token_limit: Most tokens a device: the tightest packing of whole blocks found.
+        seed: Equal seeds give equal answers.
+        budget: Effort, 1.0 for the default; a backend scales its passes or restarts with it.
+    """
+
+    token_tokens: IntArray
+    data_bytes: IntArray
+    comp_q: IntArray
+    comp_kv: IntArray
+    comp_group: IntArray
+    comp_flops: IntArray
+    cluster: Cluster
+    limits: Limits
+    token_limit: int
+    seed: int = 0
+    budget: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        blocks: BlockGraph,
+        cluster: Cluster,
+        *,
+        limits: Limits | None = None,
+        seed: int = 0,
+        budget: float = 1.0,
+    ) -> PlacementProblem:
+        """The problem of placing these blocks on this cluster."""
+        if not (np.isfinite(budget) and budget > 0):
+            raise SpecError(f"budget is {budget}; it must be positive and finite (1.0: default)")
+        return cls(
+            token_tokens=blocks.token_length,
+            data_bytes=blocks.data_bytes,
+            comp_q=blocks.comp_q,
+            comp_kv=blocks.comp_kv,
+            comp_group=blocks.comp_group,
+            comp_flops=blocks.comp_flops,
+            cluster=cluster,
+            limits=limits or Limits(),
+            token_limit=tightest_load(blocks.token_length, cluster.num_devices),
+            seed=seed,
+            budget=budget,
+        )
+
+    @cached_property
+    def q_side_bytes(self) -> IntArray:
+        """Forward bytes for each extra device at the queries of a block, [T, groups]: Q and O."""
+        return self.data_bytes[Kind.Q] + self.data_bytes[Kind.O]
+
+    @cached_property
+    def kv_side_bytes(self) -> IntArray:
+        """Forward bytes for each extra device at the keys of a block, [T, groups]."""
+        return self.data_bytes[Kind.KV]
+
+    @cached_property
+    def node_compute_limit(self) -> float:
+        """Most FLOPs a node may compute."""
+        return compute_limit(self.comp_flops, self.cluster.nodes, self.limits.inter_node)
+
+    def device_compute_limit(self, node_flops: IntArray) -> float:
+        """Most FLOPs a device may compute in a node that computes these blocks, [c]."""
+        return compute_limit(node_flops, self.cluster.devices_per_node, self.limits.intra_node)
+
+
+def compute_limit(flops: IntArray, bins: int, epsilon: float) -> float:
+    """(1 + epsilon) × mean, or the tightest packing of whole blocks where that is larger.
+
+    Args:
+        flops: Work of the blocks to share out, [c].
+        bins: Devices or nodes.
+        epsilon: Fraction over the mean.
+    """
+    total = float(flops.sum())
+    asked = (1 + epsilon) * total / bins
+    largest = float(flops.max(initial=0))
+    # Packing in falling order never exceeds mean + largest (Graham 1969).
+    if total / bins + largest <= asked:
+        return asked
+    return max(asked, float(tightest_load(flops, bins)))
+
+
+class Assignment(NamedTuple):
+    """A partitioner's answer: device of every token block, [T], and computation block, [C]."""
+
+    token_home: IntArray
+    comp_device: IntArray
+
+
+class Availability(NamedTuple):
+    """Whether a backend can run here, and if not, why and what to install."""
+
+    available: bool
+    reason: str = ""
+
+
+class Partitioner(ABC):
+    """Places blocks on devices. Implementations are frozen keyword-only dataclasses."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether it can run here; imports nothing heavy."""
+        return Availability(True)
+
+    @abstractmethod
+    def place(self, problem: PlacementProblem) -> Assignment:
+        """Answer a problem. Pure and seeded: equal problems give equal answers.
+
+        Raises:
+            BackendError: the solver behind it failed, with what it said.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placement:
+    """A validated answer with its exact metrics.
+
+    Attributes:
+        token_home: Device of every token block, [T].
+        comp_device: Device of every computation block, [C].
+        volume_bytes: Σ over data blocks of bytes × (devices that touch it − 1), forward.
+        inter_node_bytes: The same with nodes in place of devices.
+        compute_imbalance: FLOPs, max over devices ÷ mean; 1 where there is no work.
+        token_imbalance: Tokens, max over devices ÷ mean; 1 where there are none.
+        violations: Limits that do not hold, in words; empty for a feasible placement.
+    """
+
+    token_home: IntArray
+    comp_device: IntArray
+    volume_bytes: int
+    inter_node_bytes: int
+    compute_imbalance: float
+    token_imbalance: float
+    violations: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether all limits hold."""
+        return not self.violations
+
+
+def evaluate(problem: PlacementProblem, assignment: Assignment) -> Placement:
+    """Validate an answer and measure it.
+
+    Raises:
+        PlacementError: wrong shape or dtype, or a device that does not exist.
+    """
+    devices = problem.cluster.num_devices
+    home = _checked("token_home", assignment.token_home, len(problem.token_tokens), devices)
+    device = _checked("comp_device", assignment.comp_device, len(problem.comp_q), devices)
+    node_of = problem.cluster.device_node
+    return Placement(
+        token_home=home,
+        comp_device=device,
+        volume_bytes=_volume(problem, home, device),
+        inter_node_bytes=_volume(problem, node_of[home], node_of[device]),
+        compute_imbalance=imbalance(_loads(device, problem.comp_flops, devices)),
+        token_imbalance=imbalance(_loads(home, problem.token_tokens, devices)),
+        violations=tuple(_violations(problem, home, device)),
+    )
+
+
+def imbalance(loads: IntArray) -> float:
+    """Max ÷ mean of the loads; 1 where all are 0."""
+    total = int(loads.sum())
+    return float(loads.max() * len(loads) / total) if total else 1.0
+
+
+def _checked(name: str, values: IntArray, count: int, devices: int) -> IntArray:
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise PlacementError(
+            f"{name} has shape {array.shape} and dtype {array.dtype}; "
+            f"it must be integers of shape ({count},)"
+        )
+    array = array.astype(np.int64)
+    if count and not (0 <= array.min() and array.max() < devices):
+        raise PlacementError(
+            f"{name} names devices {array.min()} … {array.max()}; legal: 0 … {devices - 1}"
+        )
+    array.setflags(write=False)
+    return array
+
+
+def _loads(where: IntArray, weights: IntArray, bins: int) -> IntArray:
+    loads = np.zeros(bins, dtype=np.int64)
+    np.add.at(loads, where, weights)
+    return loads
+
+
+def _volume(problem: PlacementProblem, home: IntArray, comp: IntArray) -> int:
+    """Bytes × (distinct places that touch the data block − 1), forward, for one level."""
+    group = problem.comp_group
+    extra = 0
+    for bytes_of, block in (
+        (problem.q_side_bytes, problem.comp_q),
+        (problem.kv_side_bytes, problem.comp_kv),
+    ):
+        away = comp != home[block]
+        touched = np.stack([block[away], group[away], comp[away]], axis=1)
+        touched = np.unique(touched, axis=0)
+        extra += int(bytes_of[touched[:, 0], touched[:, 1]].sum())
+    return extra
+
+
+def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> list[str]:
+    cluster, found = problem.cluster, []
+    tokens = _loads(home, problem.token_tokens, cluster.num_devices)
+    if tokens.max(initial=0) > problem.token_limit:
+        found.append(
+            f"device {int(tokens.argmax())} holds {int(tokens.max())} tokens, "
+            f"limit {problem.token_limit}"
+        )
+    node = cluster.device_node[device]
+    node_flops = _loads(node, problem.comp_flops, cluster.nodes)
+    if node_flops.max() > problem.node_compute_limit:
+        found.append(
+            f"node {int(node_flops.argmax())} computes {int(node_flops.max()):.4g} FLOPs, "
+            f"limit {problem.node_compute_limit:.4g}"
+        )
+    loads = _loads(device, problem.comp_flops, cluster.num_devices)
+    for index, load in enumerate(loads.reshape(cluster.nodes, -1).max(axis=1)):
+        limit = problem.device_compute_limit(problem.comp_flops[node == index])
+        if load > limit:
+            found.append(
+                f"a device of node {index} computes {int(load):.4g} FLOPs, limit {limit:.4g}"
+            )
+    return found

@@ -1,0 +1,140 @@
+"""Finding backends by name: a table of built-ins, merged lazily with entry points.
+
+A backend is asked for as `name` or `name:option=value,option=value`; options are the fields of
+its dataclass. Another package adds one by an entry point in the group of its kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dcp.errors import MissingPackageError, SpecError, UnknownBackendError
+from dcp.placement import Availability
+
+logger = logging.getLogger("dcp")
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "partitioners": {
+        "greedy": "dcp.backends.greedy:Greedy",
+        "kahypar": "dcp.backends.kahypar:KaHyPar",
+        "mtkahypar": "dcp.backends.mtkahypar:MtKaHyPar",
+    },
+    "schedulers": {
+        "paper": "dcp.backends.paper_schedule:PaperSchedule",
+        "sequential": "dcp.backends.sequential_schedule:SequentialSchedule",
+    },
+    "baselines": {
+        "ring": "dcp.baselines.ring:Ring",
+        "zigzag": "dcp.baselines.zigzag:Zigzag",
+        "ulysses": "dcp.baselines.ulysses:Ulysses",
+        "usp": "dcp.baselines.usp:USP",
+    },
+    "kernels": {
+        "torch": "dcp.kernels.torch_flash:TorchFlash",
+    },
+}
+
+
+class Entry(NamedTuple):
+    """One backend as listed: its name, who provides it, and whether it can run here."""
+
+    name: str
+    provider: str
+    availability: Availability
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Names of a group ("partitioners", "schedulers", "baselines", "kernels"), built-ins first."""
+    return (*BUILT_IN[group], *_plugins(group))
+
+
+def create(group: str, request: str) -> Any:
+    """Make a backend from `name` or `name:option=value,...`.
+
+    Raises:
+        UnknownBackendError: no such name; lists those that exist.
+        SpecError: an unknown option, or a value of the wrong type.
+        MissingPackageError: it needs a package that is not installed.
+    """
+    name, _, options = request.partition(":")
+    backend = load(group, name)
+    availability = backend.availability()
+    if not availability.available:
+        raise MissingPackageError(f"{group[:-1]} {name!r} cannot run here: {availability.reason}")
+    return _configured(backend, name, _parse_options(request, options))
+
+
+def load(group: str, name: str) -> Any:
+    """The class behind a name.
+
+    Raises:
+        UnknownBackendError: no such name; lists those that exist.
+    """
+    if name in BUILT_IN[group]:
+        module, _, attribute = BUILT_IN[group][name].partition(":")
+        return getattr(import_module(module), attribute)
+    if name in _plugins(group):
+        return _plugins(group)[name].load()
+    raise UnknownBackendError(
+        f"no {group[:-1]} is named {name!r}; there are: {', '.join(names(group))}"
+    )
+
+
+def entries(group: str) -> list[Entry]:
+    """All backends of a group; one that fails to load is listed with the reason."""
+    found = []
+    for name in names(group):
+        try:
+            availability = load(group, name).availability()
+        except Exception as error:
+            logger.warning("%s %r failed to load: %s", group[:-1], name, error)
+            availability = Availability(False, f"failed to load: {error}")
+        found.append(Entry(name, _provider(group, name), availability))
+    return found
+
+
+@lru_cache
+def _plugins(group: str) -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=f"dcp.{group}"):
+        if point.name in BUILT_IN[group] or point.name in found:
+            logger.warning("%s %r of %s is hidden: the name is taken", group, point.name, point)
+            continue
+        found[point.name] = point
+    return found
+
+
+def _provider(group: str, name: str) -> str:
+    if name in BUILT_IN[group]:
+        return "dcp"
+    distribution = _plugins(group)[name].dist
+    return distribution.name if distribution else _plugins(group)[name].module
+
+
+def _parse_options(request: str, options: str) -> dict[str, str]:
+    parsed = {}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if not (key and equals):
+            raise SpecError(f"cannot read {option!r} in {request!r}; write name:option=value,...")
+        parsed[key] = value
+    return parsed
+
+
+def _configured(backend: Any, name: str, options: dict[str, str]) -> Any:
+    fields = [field.name for field in dataclasses.fields(backend)]
+    unknown = [key for key in options if key not in fields]
+    if unknown:
+        legal = ", ".join(fields) or "none"
+        raise SpecError(f"{name!r} has no option {unknown[0]!r}; legal: {legal}")
+    try:
+        return msgspec.convert(options, backend, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"options of {name!r}: {error}") from error

@@ -1,0 +1,99 @@
+"""When blocks are computed and sent: the scheduler's problem, its answer, and its validation.
+
+One rule of time holds for every scheme. Divisions 0 … n-1 hold computation blocks. A transfer of
+step s is launched when division s-1 begins, before its work, and has arrived before division s
+begins. Steps beyond n belong to virtual divisions without work, so results sent home after the
+last division n-1 have step n+1: launched when (virtual) division n begins.
+
+* Inputs (Q, KV, DO): the source is the home, or received the block in an earlier step (rings
+  forward, nodes relay). No rank receives an input twice, nor one that it is home to.
+* Partial results (O, DQ, DKV): a rank adds up what it computes and what it receives. A transfer
+  sends the sum as it stands at its launch and empties it. Each sum must end at the home.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph, Kind
+from dcp.cluster import Cluster
+from dcp.placement import Availability
+
+Phase = Literal["forward", "backward"]
+
+QUERY_INPUTS: dict[Phase, tuple[Kind, ...]] = {
+    "forward": (Kind.Q,),
+    "backward": (Kind.Q, Kind.DO),
+}
+QUERY_RESULT: dict[Phase, Kind] = {"forward": Kind.O, "backward": Kind.DQ}
+KEY_INPUT = Kind.KV
+KEY_RESULT = Kind.DKV  # backward only
+RESULTS = (Kind.O, Kind.DQ, Kind.DKV)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transfers:
+    """Arrays [n], ordered by (step, src, dst, kind, block, group); see the module's rule of time."""
+
+    kind: IntArray
+    block: IntArray
+    group: IntArray
+    src: IntArray
+    dst: IntArray
+    step: IntArray
+
+    @classmethod
+    def of(cls, rows: IntArray) -> Transfers:
+        """From rows (kind, block, group, src, dst, step), [n, 6], in any order."""
+        kind, block, group, src, dst, step = np.asarray(rows, dtype=np.int64).reshape(-1, 6).T
+        order = np.lexsort((group, block, kind, dst, src, step))
+        columns = (column[order] for column in (kind, block, group, src, dst, step))
+        return cls(**dict(zip(("kind", "block", "group", "src", "dst", "step"), columns)))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def bytes_of(self, blocks: BlockGraph) -> IntArray:
+        """Bytes of every transfer, [n]."""
+        return blocks.data_bytes[self.kind, self.block, self.group]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """When each computation block runs, [C], and what is sent."""
+
+    phase: Phase
+    num_divisions: int
+    comp_division: IntArray
+    transfers: Transfers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SchedulingProblem:
+    """Blocks, where they are, and one phase to schedule."""
+
+    blocks: BlockGraph
+    token_home: IntArray
+    comp_device: IntArray
+    cluster: Cluster
+    phase: Phase
+
+
+class Scheduler(ABC):
+    """Orders work and transfers. Implementations are frozen keyword-only dataclasses."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether it can run here; imports nothing heavy."""
+        return Availability(True)
+
+    @abstractmethod
+    def schedule(self, problem: SchedulingProblem) -> Schedule:
+        """Answer a problem. Pure: equal problems give equal answers."""
