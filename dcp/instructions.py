@@ -116,7 +116,8 @@ class CommLaunch(msgspec.Struct, tag="launch", frozen=True, eq=False):
     """Start all messages of a step without waiting.
 
     Items with the same peer are one message, packed in the order of the items; both ends list
-    them in the same order. Send slots may be reused as soon as the launch has returned.
+    them in the same order. Send slots may be reused as soon as the launch has returned. That
+    sends have left is waited for at the end of the program.
     """
 
     step: int
@@ -125,7 +126,7 @@ class CommLaunch(msgspec.Struct, tag="launch", frozen=True, eq=False):
 
 
 class CommWait(msgspec.Struct, tag="wait", frozen=True, eq=False):
-    """Wait until the receives of a step are in their slots and its sends have left."""
+    """Wait until the receives of a step stand in their slots."""
 
     step: int
 
