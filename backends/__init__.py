@@ -1,0 +1,1 @@
+"""Partitioners and schedulers, one a file; reached through dcp.registry."""

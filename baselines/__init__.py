@@ -1,0 +1,1 @@
+"""Static context-parallel schemes as fixed placements and schedules, one a file."""

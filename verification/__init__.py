@@ -1,0 +1,1 @@
+"""Oracles, strategies and checks that prove plans right."""
