@@ -18,6 +18,10 @@ class BatchError(DcpError, ValueError):
     """Lengths or masks of a batch are illegal or do not belong together."""
 
 
+class WorkloadError(DcpError, ValueError):
+    """Lengths or documents to plan for cannot be read, or hold no tokens."""
+
+
 class SpecError(DcpError, ValueError):
     """An attention spec, cluster or limit is illegal."""
 

@@ -63,12 +63,12 @@ def create(group: str, request: str) -> Any:
         SpecError: an unknown option, or a value of the wrong type.
         MissingPackageError: it needs a package that is not installed.
     """
-    name, _, options = request.partition(":")
+    name, options = parse_request(request)
     backend = load(group, name)
     availability = backend.availability()
     if not availability.available:
         raise MissingPackageError(f"{group[:-1]} {name!r} cannot run here: {availability.reason}")
-    return _configured(backend, name, _parse_options(request, options))
+    return _configured(backend, name, options)
 
 
 def load(group: str, name: str) -> Any:
@@ -100,6 +100,22 @@ def entries(group: str) -> list[Entry]:
     return found
 
 
+def parse_request(request: str) -> tuple[str, dict[str, str]]:
+    """Read `name` or `name:option=value,...` into the name and its options.
+
+    Raises:
+        SpecError: an option that is not written `option=value`.
+    """
+    name, _, rest = request.partition(":")
+    options = {}
+    for option in filter(None, rest.split(",")):
+        key, equals, value = option.partition("=")
+        if not (key and equals):
+            raise SpecError(f"cannot read {option!r} in {request!r}; write name:option=value,...")
+        options[key] = value
+    return name, options
+
+
 @lru_cache
 def _plugins(group: str) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
@@ -116,16 +132,6 @@ def _provider(group: str, name: str) -> str:
         return "dcp"
     distribution = _plugins(group)[name].dist
     return distribution.name if distribution else _plugins(group)[name].module
-
-
-def _parse_options(request: str, options: str) -> dict[str, str]:
-    parsed = {}
-    for option in filter(None, options.split(",")):
-        key, equals, value = option.partition("=")
-        if not (key and equals):
-            raise SpecError(f"cannot read {option!r} in {request!r}; write name:option=value,...")
-        parsed[key] = value
-    return parsed
 
 
 def _configured(backend: Any, name: str, options: dict[str, str]) -> Any:
