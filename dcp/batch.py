@@ -22,9 +22,7 @@ def _checked_lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
         )
     if (lengths < 0).any():
         worst = int(np.flatnonzero(lengths < 0)[0])
-        raise BatchError(
-            f"{name}[{worst}] is {int(lengths[worst])}; lengths are 0 or more tokens"
-        )
+        raise BatchError(f"{name}[{worst}] is {int(lengths[worst])}; lengths are 0 or more tokens")
     return tuple(int(length) for length in lengths)
 
 
@@ -38,6 +36,7 @@ class Batch:
         mask: One mask for all sequences, or one a sequence. Default causal.
         total_tokens: If given, the number of query tokens that the caller's tensors hold;
             lengths that add up to something else are refused.
+
     Raises:
         BatchError: negative lengths, or counts that do not belong together.
         MaskError: a mask that is bound to other lengths.
@@ -84,6 +83,7 @@ class Batch:
             cu_seqlens: [sequences + 1], starts with 0, never falls, ends with total_tokens.
             total_tokens: Tokens that the packed tensors hold.
             mask: As for `Batch`.
+
         Raises:
             BatchError: the ends do not fit, or an entry falls.
         """
@@ -138,6 +138,7 @@ class AttentionSpec:
         softmax_scale: Factor on the scores; None for head_dim ** -0.5.
         float32_partials: Send partial outputs and gradients in the accumulator's dtype
             rather than in `dtype`: more bytes, no rounding on the wire.
+
     Raises:
         SpecError: illegal counts or an unknown dtype.
     """

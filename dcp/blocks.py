@@ -103,7 +103,7 @@ class BlockGraph:
     @property
     def comp_full(self) -> BoolArray:
         """Whether every pair of the computation block is allowed, [C]."""
-        return self.comp_mask == 0
+        return np.equal(self.comp_mask, 0)
 
     @cached_property
     def comp_flops(self) -> IntArray:
@@ -114,12 +114,12 @@ class BlockGraph:
     @cached_property
     def has_q(self) -> BoolArray:
         """Token blocks that carry Q and O, [T]."""
-        return self.token_side != Side.KEY
+        return np.not_equal(self.token_side, Side.KEY)
 
     @cached_property
     def has_kv(self) -> BoolArray:
         """Token blocks that carry KV, [T]."""
-        return self.token_side != Side.QUERY
+        return np.not_equal(self.token_side, Side.QUERY)
 
     @cached_property
     def q_offset(self) -> IntArray:

@@ -34,6 +34,7 @@ class Cluster:
         intra: Link between devices of a node.
         inter: Link between devices of different nodes.
         name: Preset's name, for tables.
+
     Raises:
         SpecError: counts below 1, or rates that are not positive and finite.
     """

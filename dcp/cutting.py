@@ -33,6 +33,7 @@ def cut(
         block_size: Most tokens a block, 1 or more.
         chunk_edges: Extra cuts, for schemes that deal every sequence out in chunks.
         groups: Head groups; None for one a KV head.
+
     Raises:
         SpecError: a block size below 1.
     """

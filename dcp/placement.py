@@ -27,6 +27,7 @@ class Limits:
     Args:
         inter_node: A node computes at most (1 + inter_node) × the mean over nodes.
         intra_node: A device computes at most (1 + intra_node) × the mean over its node.
+
     Raises:
         SpecError: a limit that is negative or not finite.
     """
@@ -99,12 +100,14 @@ class PlacementProblem:
     @cached_property
     def q_side_bytes(self) -> IntArray:
         """Forward bytes for each extra device at the queries of a block, [T, groups]: Q and O."""
-        return self.data_bytes[Kind.Q] + self.data_bytes[Kind.O]
+        together: IntArray = self.data_bytes[Kind.Q] + self.data_bytes[Kind.O]
+        return together
 
     @cached_property
     def kv_side_bytes(self) -> IntArray:
         """Forward bytes for each extra device at the keys of a block, [T, groups]."""
-        return self.data_bytes[Kind.KV]
+        keys: IntArray = self.data_bytes[Kind.KV]
+        return keys
 
     @cached_property
     def node_compute_limit(self) -> float:
@@ -229,7 +232,7 @@ def _checked(name: str, values: IntArray, count: int, devices: int) -> IntArray:
             f"it must be integers of shape ({count},)"
         )
     array = array.astype(np.int64)
-    if count and not (0 <= array.min() and array.max() < devices):
+    if count and not (array.min() >= 0 and array.max() < devices):
         raise PlacementError(
             f"{name} names devices {array.min()} … {array.max()}; legal: 0 … {devices - 1}"
         )

@@ -25,6 +25,7 @@ from dcp.cluster import Cluster
 from dcp.placement import Availability
 
 Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 QUERY_INPUTS: dict[Phase, tuple[Kind, ...]] = {
     "forward": (Kind.Q,),
@@ -53,7 +54,9 @@ class Transfers:
         kind, block, group, src, dst, step = np.asarray(rows, dtype=np.int64).reshape(-1, 6).T
         order = np.lexsort((group, block, kind, dst, src, step))
         columns = (column[order] for column in (kind, block, group, src, dst, step))
-        return cls(**dict(zip(("kind", "block", "group", "src", "dst", "step"), columns)))
+        return cls(
+            **dict(zip(("kind", "block", "group", "src", "dst", "step"), columns, strict=True))
+        )
 
     def __len__(self) -> int:
         return len(self.step)

@@ -1,0 +1,55 @@
+"""Dynamic context parallelism: plan attention over many devices afresh for every batch.
+
+Planning needs no torch; what executes plans is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dcp import masks
+from dcp.batch import AttentionSpec, Batch
+from dcp.cluster import Cluster, Link
+from dcp.errors import DcpError
+from dcp.execution_plan import ExecutionPlan
+from dcp.placement import Limits
+from dcp.planner import plan
+from dcp.report import PlanReport
+
+if TYPE_CHECKING:
+    from dcp import verification
+    from dcp.runtime.context_parallel import ContextParallel
+    from dcp.runtime.local import run_local
+
+__all__ = [
+    "AttentionSpec",
+    "Batch",
+    "Cluster",
+    "ContextParallel",
+    "DcpError",
+    "ExecutionPlan",
+    "Limits",
+    "Link",
+    "PlanReport",
+    "masks",
+    "plan",
+    "run_local",
+    "verification",
+]
+
+_NEEDS_TORCH = {
+    "ContextParallel": "dcp.runtime.context_parallel:ContextParallel",
+    "run_local": "dcp.runtime.local:run_local",
+    "verification": "dcp.verification:",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'dcp' has no attribute {name!r}")
+    module, _, attribute = _NEEDS_TORCH[name].partition(":")
+    loaded = import_module(module)
+    value = getattr(loaded, attribute) if attribute else loaded
+    globals()[name] = value
+    return value

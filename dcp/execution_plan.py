@@ -1,0 +1,137 @@
+"""The plan: blocks, placement and every rank's programs; saved, loaded and identified by digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from dcp import plan_file
+from dcp.batch import AttentionSpec
+from dcp.blocks import BlockGraph
+from dcp.cluster import Cluster
+from dcp.cost import Estimate
+from dcp.instructions import RankPlan
+from dcp.placement import Limits, Placement
+from dcp.report import PlanReport, report_on
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Which backends made a plan; a static scheme has neither partitioner nor scheduler."""
+
+    partitioner: str | None = None
+    scheduler: str | None = None
+    baseline: str | None = None
+
+    def __str__(self) -> str:
+        return self.baseline or f"{self.partitioner} + {self.scheduler}"
+
+
+class PlanContent(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """All that the digest covers: equal batches, backends and seeds give equal content."""
+
+    spec: AttentionSpec
+    cluster: Cluster
+    limits: Limits
+    origin: Origin
+    blocks: BlockGraph
+    placement: Placement
+    forward_estimate: Estimate
+    backward_estimate: Estimate
+    ranks: list[RankPlan]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExecutionPlan:
+    """A batch planned for a cluster. Make one with `dcp.plan`, or load one.
+
+    Attributes:
+        content: What the digest covers.
+        planning_s: Seconds that planning took.
+    """
+
+    content: PlanContent
+    planning_s: float
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """Heads and dtype."""
+        return self.content.spec
+
+    @property
+    def cluster(self) -> Cluster:
+        """Devices it is made for."""
+        return self.content.cluster
+
+    @property
+    def origin(self) -> Origin:
+        """Which backends made it."""
+        return self.content.origin
+
+    @property
+    def blocks(self) -> BlockGraph:
+        """Token blocks and computation blocks."""
+        return self.content.blocks
+
+    @property
+    def placement(self) -> Placement:
+        """Homes, devices and their exact metrics."""
+        return self.content.placement
+
+    @property
+    def ranks(self) -> list[RankPlan]:
+        """Every rank's programs."""
+        return self.content.ranks
+
+    @cached_property
+    def _payload(self) -> bytes:
+        return plan_file.encode(self.content)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content, in hex: ranks compare it before they communicate."""
+        return plan_file.digest_of(self._payload)
+
+    def report(self) -> PlanReport:
+        """What the plan moves, how even it is and how long it should take."""
+        content = self.content
+        return report_on(
+            blocks=content.blocks,
+            cluster=content.cluster,
+            placement=content.placement,
+            limits=content.limits,
+            ranks=content.ranks,
+            forward=content.forward_estimate,
+            backward=content.backward_estimate,
+            planning_s=self.planning_s,
+        )
+
+    def to_bytes(self) -> bytes:
+        """A plan file's content."""
+        return plan_file.seal(self._payload, self.planning_s)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ExecutionPlan:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            PlanFormatError: damaged, not a plan, or of a newer version.
+        """
+        envelope = plan_file.unseal(data)
+        content = plan_file.decode(envelope.payload, PlanContent)
+        return cls(content=content, planning_s=envelope.planning_s)
+
+    def save(self, path: str | Path) -> None:
+        """Write a plan file."""
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExecutionPlan:
+        """Read a plan file.
+
+        Raises:
+            PlanFormatError: damaged, not a plan, or of a newer version.
+        """
+        return cls.from_bytes(Path(path).read_bytes())

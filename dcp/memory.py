@@ -1,0 +1,55 @@
+"""Memory that a program needs beside the caller's tensors."""
+
+from __future__ import annotations
+
+from dcp.batch import DTYPE_BYTES, AttentionSpec
+from dcp.blocks import BlockGraph
+from dcp.instructions import ARENAS, Buffer, CommLaunch, CommWait, Items, Program
+from dcp.traffic import item_bytes
+
+
+def row_bytes(buffer: Buffer, spec: AttentionSpec) -> int:
+    """Bytes of one row of an arena, over all its planes; see the table in `dcp.instructions`."""
+    accumulator, vector = spec.accumulator_bytes, spec.head_dim
+    partial = DTYPE_BYTES[spec.wire_partial_dtype]
+    return {
+        Buffer.Q_IN: vector * spec.dtype_bytes,
+        Buffer.KV_IN: 2 * vector * spec.dtype_bytes,
+        Buffer.DO_IN: vector * spec.dtype_bytes + 2 * accumulator,
+        Buffer.O_ACC: (vector + 1) * accumulator,
+        Buffer.DQ_ACC: vector * accumulator,
+        Buffer.DKV_ACC: 2 * vector * accumulator,
+        Buffer.O_PART: vector * partial + accumulator,
+        Buffer.DQ_PART: vector * partial,
+        Buffer.DKV_PART: 2 * vector * partial,
+    }[buffer]
+
+
+def program_bytes(blocks: BlockGraph, program: Program) -> int:
+    """Bytes of all arenas, and of the most that stands packed in messages at one time.
+
+    A received message is held from its launch to its wait; a sent one is counted until the next
+    wait, or to the end where none follows.
+    """
+    arenas = sum(
+        int(program.arena_rows[buffer]) * row_bytes(buffer, blocks.spec) for buffer in ARENAS
+    )
+    return arenas + _peak_message_bytes(blocks, program)
+
+
+def _peak_message_bytes(blocks: BlockGraph, program: Program) -> int:
+    incoming: dict[int, int] = {}
+    outgoing = peak = 0
+    for instruction in program.instructions:
+        if isinstance(instruction, CommLaunch):
+            incoming[instruction.step] = _total(blocks, program, instruction.receives)
+            outgoing += _total(blocks, program, instruction.sends)
+            peak = max(peak, outgoing + sum(incoming.values()))
+        elif isinstance(instruction, CommWait):
+            del incoming[instruction.step]
+            outgoing = 0
+    return peak
+
+
+def _total(blocks: BlockGraph, program: Program, items: Items) -> int:
+    return int(item_bytes(blocks, program, items).sum())

@@ -1,0 +1,231 @@
+"""Batch to plan: chooses backends, runs the four stages, keeps the answer and its cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dcp import registry
+from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.batch import AttentionSpec, Batch
+from dcp.blocks import BlockGraph
+from dcp.cluster import Cluster
+from dcp.cost import Estimate
+from dcp.cutting import cut
+from dcp.errors import SpecError
+from dcp.estimation import estimate
+from dcp.execution_plan import ExecutionPlan, Origin, PlanContent
+from dcp.instructions import RankPlan
+from dcp.lowering import lower
+from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
+from dcp.schedule_validation import validate_schedule
+from dcp.scheduling import PHASES, Scheduler, SchedulingProblem
+
+logger = logging.getLogger("dcp")
+
+AUTO_PARTITIONERS = ("greedy",)
+AUTO_SCHEDULERS = ("paper", "sequential")
+AUTO_BASELINES = ("ring", "zigzag", "ulysses", "usp")
+
+
+def plan(
+    batch: Batch,
+    heads: AttentionSpec,
+    cluster: Cluster,
+    *,
+    block_size: int = 1024,
+    partitioner: str | Partitioner = "auto",
+    scheduler: str | Scheduler = "auto",
+    baseline: str | Baseline | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    budget: float = 1.0,
+) -> ExecutionPlan:
+    """Plan a batch for a cluster.
+
+    Args:
+        batch: Lengths and masks.
+        heads: Heads and dtype.
+        cluster: Devices and links; the plan has one program a device.
+        block_size: Most tokens a block.
+        partitioner: Name, "name:option=value,…", an instance, or "auto".
+        scheduler: The same. With "auto" for both, static schemes compete too, and the plan with
+            the least simulated time wins; the choice is logged once.
+        baseline: A static scheme instead, by name or instance; partitioner and scheduler must
+            then stay "auto".
+        limits: Balance asked for.
+        seed: Equal seeds give equal plans.
+        budget: Effort of the partitioner, 1.0 for the default.
+
+    Raises:
+        SpecError: arguments that do not belong together, or illegal ones.
+        UnknownBackendError, MissingPackageError: a name that is not there, or not installed.
+        BackendError, PlacementError, ScheduleError: a backend failed or answered wrongly.
+    """
+    started = time.perf_counter()
+    request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=block_size)
+    job = _Job(request=request, limits=limits or Limits(), seed=seed, budget=budget)
+    if baseline is not None:
+        if partitioner != "auto" or scheduler != "auto":
+            raise SpecError(
+                "a baseline brings its own placement and schedule; "
+                "give either baseline=, or partitioner= and scheduler="
+            )
+        best = job.static(baseline)
+    else:
+        best = _choose(job, partitioner, scheduler)
+    content = job.lowered(best)
+    return ExecutionPlan(content=content, planning_s=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Candidate:
+    """A placed and scheduled batch with its simulated cost."""
+
+    origin: Origin
+    arrangement: Arrangement
+    placement: Placement
+    forward: Estimate
+    backward: Estimate
+
+    @property
+    def total_s(self) -> float:
+        return self.forward.total_s + self.backward.total_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """What `plan` was asked for."""
+
+    request: BaselineRequest
+    limits: Limits
+    seed: int
+    budget: float
+
+    def static(self, baseline: str | Baseline) -> _Candidate:
+        """A static scheme."""
+        backend: Baseline = _backend("baselines", baseline)
+        arrangement = backend.arrange(self.request)
+        placement = evaluate(self._problem(arrangement.blocks), arrangement.assignment)
+        return self._candidate(Origin(baseline=_title(baseline)), arrangement, placement)
+
+    def planned(
+        self, partitioner: str | Partitioner, schedulers: Sequence[str | Scheduler]
+    ) -> Iterator[_Candidate]:
+        """One placement, with each of the schedulers."""
+        request = self.request
+        blocks = cut(request.batch, request.spec, request.block_size)
+        problem = self._problem(blocks)
+        answer = _backend("partitioners", partitioner).place(problem)
+        placement = evaluate(problem, answer)
+        for scheduler in schedulers:
+            backend: Scheduler = _backend("schedulers", scheduler)
+            forward, backward = (
+                backend.schedule(
+                    SchedulingProblem(
+                        blocks=blocks,
+                        token_home=placement.token_home,
+                        comp_device=placement.comp_device,
+                        cluster=request.cluster,
+                        phase=phase,
+                    )
+                )
+                for phase in PHASES
+            )
+            arrangement = Arrangement(
+                blocks=blocks, assignment=answer, forward=forward, backward=backward
+            )
+            origin = Origin(partitioner=_title(partitioner), scheduler=_title(scheduler))
+            yield self._candidate(origin, arrangement, placement)
+
+    def lowered(self, best: _Candidate) -> PlanContent:
+        """Programs for every rank."""
+        cluster, placement = self.request.cluster, best.placement
+        blocks = best.arrangement.blocks
+        forward, backward = (
+            lower(
+                blocks,
+                placement.token_home,
+                placement.comp_device,
+                cluster.num_devices,
+                schedule,
+            )
+            for schedule in (best.arrangement.forward, best.arrangement.backward)
+        )
+        ranks = [
+            RankPlan(
+                rank=rank,
+                home_blocks=np.flatnonzero(placement.token_home == rank),
+                forward=forward[rank],
+                backward=backward[rank],
+            )
+            for rank in range(cluster.num_devices)
+        ]
+        return PlanContent(
+            spec=self.request.spec,
+            cluster=cluster,
+            limits=self.limits,
+            origin=best.origin,
+            blocks=blocks,
+            placement=placement,
+            forward_estimate=best.forward,
+            backward_estimate=best.backward,
+            ranks=ranks,
+        )
+
+    def _problem(self, blocks: BlockGraph) -> PlacementProblem:
+        return PlacementProblem.of(
+            blocks, self.request.cluster, limits=self.limits, seed=self.seed, budget=self.budget
+        )
+
+    def _candidate(
+        self, origin: Origin, arrangement: Arrangement, placement: Placement
+    ) -> _Candidate:
+        blocks, cluster = arrangement.blocks, self.request.cluster
+        home, device = placement.token_home, placement.comp_device
+        schedules = (arrangement.forward, arrangement.backward)
+        for schedule in schedules:
+            validate_schedule(blocks, home, device, cluster.num_devices, schedule)
+        forward, backward = (estimate(blocks, device, schedule, cluster) for schedule in schedules)
+        return _Candidate(
+            origin=origin,
+            arrangement=arrangement,
+            placement=placement,
+            forward=forward,
+            backward=backward,
+        )
+
+
+def _choose(job: _Job, partitioner: str | Partitioner, scheduler: str | Scheduler) -> _Candidate:
+    """The candidate with the least simulated time; static schemes compete under full "auto"."""
+    partitioners = AUTO_PARTITIONERS if partitioner == "auto" else (partitioner,)
+    schedulers = AUTO_SCHEDULERS if scheduler == "auto" else (scheduler,)
+    candidates = [candidate for name in partitioners for candidate in job.planned(name, schedulers)]
+    if partitioner == "auto" and scheduler == "auto":
+        candidates += _static_candidates(job)
+    best = min(candidates, key=lambda candidate: candidate.total_s)
+    if len(candidates) > 1:
+        times = ", ".join(f"{each.origin} {each.total_s * 1e3:.3f} ms" for each in candidates)
+        logger.info("auto chose %s of simulated times: %s", best.origin, times)
+    return best
+
+
+def _static_candidates(job: _Job) -> Iterator[_Candidate]:
+    for name in AUTO_BASELINES:
+        try:
+            yield job.static(name)
+        except SpecError as error:
+            logger.info("auto leaves out %s: %s", name, error)
+
+
+def _backend(group: str, wanted: Any) -> Any:
+    return registry.create(group, wanted) if isinstance(wanted, str) else wanted
+
+
+def _title(wanted: Any) -> str:
+    return wanted if isinstance(wanted, str) else str(wanted.name)

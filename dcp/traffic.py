@@ -1,0 +1,32 @@
+"""Bytes that a plan's programs really move."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph
+from dcp.cluster import Cluster
+from dcp.instructions import KIND_OF, Buffer, CommLaunch, Items, Program
+
+_KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
+
+
+def item_bytes(blocks: BlockGraph, program: Program, items: Items) -> IntArray:
+    """Bytes on the wire of each message item of a program, [items]."""
+    kinds = _KIND_OF_BUFFER[program.slots["buffer"][items["slot"]]]
+    bytes_of: IntArray = blocks.data_bytes[kinds, items["block"], items["group"]]
+    return bytes_of
+
+
+def moved_bytes(blocks: BlockGraph, cluster: Cluster, programs: list[Program]) -> tuple[int, int]:
+    """Bytes that all ranks' programs of one phase send, in total and across nodes."""
+    total = inter = 0
+    for rank, program in enumerate(programs):
+        for launch in program.instructions:
+            if isinstance(launch, CommLaunch):
+                size = item_bytes(blocks, program, launch.sends)
+                peer_node = cluster.device_node[launch.sends["peer"]]
+                total += int(size.sum())
+                inter += int(size[peer_node != cluster.device_node[rank]].sum())
+    return total, inter
