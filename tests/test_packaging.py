@@ -59,16 +59,18 @@ def test_kernels_folder_shadows_no_package_of_that_name() -> None:
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """(module, file) of everything that setuptools would put into a wheel."""
+def distribution(monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """What setuptools reads from pyproject.toml, as it would to build a wheel."""
     monkeypatch.chdir(ROOT)
-    distribution = apply_configuration(Distribution(), ROOT / "pyproject.toml")
+    return apply_configuration(Distribution({"script_name": "setup.py"}), ROOT / "pyproject.toml")
+
+
+def test_wheel_holds_every_module_once_under_dcp(distribution: Distribution) -> None:
     build = distribution.get_command_obj("build_py")
     build.ensure_finalized()
-    return [(f"{package}.{name}", Path(file)) for package, name, file in build.find_all_modules()]
-
-
-def test_wheel_holds_every_module_once_under_dcp(shipped: list[tuple[str, Path]]) -> None:
+    shipped = [
+        (f"{package}.{name}", Path(file)) for package, name, file in build.find_all_modules()
+    ]
     expected = sorted(
         path.resolve() for path in _sources() if path.relative_to(ROOT).parts[0] in ("dcp", *LINKED)
     )
@@ -77,9 +79,7 @@ def test_wheel_holds_every_module_once_under_dcp(shipped: list[tuple[str, Path]]
     assert any(module.startswith("dcp.kernels.") for module, _ in shipped)
 
 
-def test_wheel_is_marked_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    distribution = apply_configuration(Distribution(), ROOT / "pyproject.toml")
+def test_wheel_is_marked_as_typed(distribution: Distribution) -> None:
     assert "py.typed" in distribution.package_data["dcp"]
     assert (ROOT / "dcp" / "py.typed").is_file()
 
