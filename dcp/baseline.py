@@ -1,4 +1,4 @@
-"""The interface of static schemes: fixed cuts, placement and schedules in the common block model."""
+"""The interface of static schemes: fixed cuts, placement and schedules in one block model."""
 
 from __future__ import annotations
 

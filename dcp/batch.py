@@ -18,7 +18,8 @@ def _checked_lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     lengths = np.asarray(values)
     if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
         raise BatchError(
-            f"{name} must be a flat sequence of integers, got {values!r}; pass one length a sequence"
+            f"{name} must be a flat sequence of integers, got {values!r}; "
+            "give one length a sequence"
         )
     if (lengths < 0).any():
         worst = int(np.flatnonzero(lengths < 0)[0])

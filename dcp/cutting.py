@@ -121,7 +121,7 @@ def _cut_lengths(
 
 
 def _ranks_within(counts: IntArray) -> IntArray:
-    """0 … counts[0]-1, 0 … counts[1]-1, …"""
+    """Count 0 … counts[0]-1, then 0 … counts[1]-1, and so on."""
     starts = np.cumsum(counts) - counts
     return np.arange(int(counts.sum())) - np.repeat(starts, counts)
 

@@ -8,6 +8,7 @@ quarter that first writes it to the quarter that last reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def _split_by(owner: IntArray, values: IntArray, count: int) -> list[IntArray]:
     """Values of each owner 0 … count-1, in their order."""
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(count + 1))
-    return [values[order[low:high]] for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    return [values[order[low:high]] for low, high in pairwise(edges)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

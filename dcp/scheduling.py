@@ -39,7 +39,7 @@ RESULTS = (Kind.O, Kind.DQ, Kind.DKV)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transfers:
-    """Arrays [n], ordered by (step, src, dst, kind, block, group); see the module's rule of time."""
+    """Arrays [n], ordered by (step, src, dst, kind, block, group); time as in the module's rule."""
 
     kind: IntArray
     block: IntArray

@@ -1,0 +1,159 @@
+"""Blocks are exactly the batch: nothing lost, nothing twice, masks kept to the pair."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp import masks, slices
+from dcp.batch import AttentionSpec, Batch
+from dcp.blocks import Kind, Side
+from dcp.cutting import cut
+from dcp.errors import SpecError
+
+SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
+
+any_length_masks = st.sampled_from(
+    [
+        masks.causal(),
+        masks.full(),
+        masks.sliding_window(5),
+        masks.lambda_mask(2, 4),
+        masks.causal_blockwise(4, 1),
+        masks.causal() & ~masks.sliding_window(3),
+    ]
+)
+
+
+@st.composite
+def batches(draw):
+    count = draw(st.integers(0, 3))
+    lengths = draw(st.lists(st.integers(0, 24), min_size=count, max_size=count))
+    mask = draw(st.lists(any_length_masks, min_size=count, max_size=count))
+    if draw(st.booleans()):
+        return Batch(lengths, mask=mask)
+    kv_lengths = draw(st.lists(st.integers(0, 24), min_size=count, max_size=count))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    dense = [
+        masks.from_dense(random.random(size) < 0.4)
+        for size in zip(lengths, kv_lengths, strict=True)
+    ]
+    return Batch(lengths, kv_lengths, mask=dense)
+
+
+def dense_from_blocks(batch, blocks, sequence):
+    """The sequence's mask put together from its computation blocks, a count a (pair, group)."""
+    shape = (batch.q_lengths[sequence], batch.kv_lengths[sequence], len(blocks.groups))
+    counts = np.zeros(shape, dtype=int)
+    for comp in np.flatnonzero(blocks.token_seq[blocks.comp_q] == sequence):
+        q, kv = blocks.comp_q[comp], blocks.comp_kv[comp]
+        rows, columns = blocks.token_length[q], blocks.token_length[kv]
+        mask = blocks.comp_mask[comp]
+        local = blocks.mask_slices[blocks.mask_ptr[mask] : blocks.mask_ptr[mask + 1]]
+        allowed = slices.to_dense(local, rows, columns) if mask else np.ones((rows, columns), bool)
+        assert blocks.comp_pairs[comp] == allowed.sum() > 0
+        assert blocks.comp_full[comp] == allowed.all()
+        q0, k0 = blocks.token_start[q], blocks.token_start[kv]
+        counts[q0 : q0 + rows, k0 : k0 + columns, blocks.comp_group[comp]] += allowed
+    return counts
+
+
+@pytest.mark.property
+@given(batch=batches(), block_size=st.integers(1, 20))
+def test_computation_blocks_cover_every_allowed_pair_once(batch, block_size):
+    blocks = cut(batch, SPEC, block_size)
+    for sequence in range(len(batch)):
+        mask = batch.masks[sequence]
+        dense = mask.dense(batch.q_lengths[sequence], batch.kv_lengths[sequence])
+        expected = np.repeat(dense[:, :, None], 2, axis=2).astype(int)
+        assert np.array_equal(dense_from_blocks(batch, blocks, sequence), expected)
+
+
+@pytest.mark.property
+@given(batch=batches(), block_size=st.integers(1, 20))
+def test_token_blocks_cover_every_token_once_in_order(batch, block_size):
+    blocks = cut(batch, SPEC, block_size)
+    assert (blocks.token_length >= 1).all()
+    assert (blocks.token_length <= block_size).all()
+    for has, offset, lengths in (
+        (blocks.has_q, blocks.q_offset, batch.q_lengths),
+        (blocks.has_kv, blocks.kv_offset, batch.kv_lengths),
+    ):
+        base = np.cumsum([0, *lengths])
+        rows = [
+            np.arange(length) + base[seq] + start
+            for seq, start, length in zip(
+                blocks.token_seq[has], blocks.token_start[has], blocks.token_length[has],
+                strict=True,
+            )
+        ]  # fmt: skip
+        assert np.array_equal(np.concatenate([*rows, []]), np.arange(sum(lengths)))
+        assert np.array_equal(offset[has], [row[0] for row in rows])
+
+
+def test_only_the_last_block_of_a_sequence_is_shorter():
+    blocks = cut(Batch([10, 4, 0, 3]), SPEC, 4)
+    assert blocks.token_length.tolist() == [4, 4, 2, 4, 3]
+    assert blocks.token_seq.tolist() == [0, 0, 0, 1, 3]
+
+
+def test_no_block_crosses_a_chunk_edge():
+    blocks = cut(Batch([10]), SPEC, 4, chunk_edges=lambda length: np.array([0, 1, 1, 7, length]))
+    assert blocks.token_start.tolist() == [0, 1, 5, 7]
+    assert blocks.token_length.tolist() == [1, 4, 2, 3]
+
+
+def test_query_and_key_blocks_of_cross_attention_are_apart():
+    blocks = cut(Batch([3], [5], mask=masks.full()), SPEC, 4)
+    assert blocks.token_side.tolist() == [Side.QUERY, Side.KEY, Side.KEY]
+    assert blocks.data_bytes[Kind.Q][:, 0].tolist() == [3 * 2 * 8 * 2, 0, 0]
+    assert blocks.data_bytes[Kind.KV][:, 0].tolist() == [0, 4 * 2 * 8 * 2, 1 * 2 * 8 * 2]
+
+
+def test_bytes_of_data_blocks_follow_the_dtype_and_o_travels_with_float32_lse():
+    blocks = cut(Batch([10]), SPEC, 16)
+    q_heads, dim, element = 2, 8, 2
+    assert blocks.data_bytes[Kind.Q][0, 0] == 10 * q_heads * dim * element
+    assert blocks.data_bytes[Kind.KV][0, 0] == 10 * 2 * dim * element
+    assert blocks.data_bytes[Kind.O][0, 0] == 10 * q_heads * (dim * element + 4)
+    assert blocks.data_bytes[Kind.DO][0, 0] == 10 * q_heads * (dim * element + 4 + 4)
+    assert blocks.data_bytes[Kind.DQ][0, 0] == 10 * q_heads * dim * element
+    assert blocks.data_bytes[Kind.DKV][0, 0] == 10 * 2 * dim * element
+
+
+def test_flops_count_allowed_pairs_not_the_rectangle():
+    blocks = cut(Batch([4]), SPEC, 4)
+    assert blocks.comp_pairs.tolist() == [10, 10]
+    assert blocks.comp_flops.tolist() == [4 * 10 * 8 * 2] * 2
+
+
+def test_equal_masks_of_blocks_are_stored_once():
+    blocks = cut(Batch([4096] * 4), SPEC, 64)
+    assert len(blocks.mask_ptr) == 1 + 2
+    assert blocks.mask_slices.tolist() == [[0, 64, 0, 64, -63, 0]]
+
+
+def test_a_million_tokens_cut_into_blocks_without_a_million_of_anything():
+    blocks = cut(Batch([1 << 20]), SPEC, 8192)
+    assert blocks.num_token_blocks == 128
+    assert blocks.comp_pairs.sum() == 2 * ((1 << 20) * ((1 << 20) + 1) // 2)
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5, True])
+def test_block_sizes_below_one_are_refused(block_size):
+    with pytest.raises(SpecError, match="block_size"):
+        cut(Batch([4]), SPEC, block_size)
+
+
+def test_the_block_size_given_is_the_block_size_used():
+    """pytorch-195563: a block size of 256 was silently replaced by 128."""
+    blocks = cut(Batch([4096]), SPEC, 256)
+    assert blocks.block_size == 256
+    assert set(blocks.token_length.tolist()) == {256}
+
+
+def test_equal_batches_give_equal_blocks():
+    """TransformerEngine-3487: a plan depends on values only, not on object identity."""
+    first, second = (cut(Batch([512, 512]), SPEC, 128) for _ in range(2))
+    for name in ("token_seq", "token_start", "comp_q", "comp_kv", "comp_pairs", "mask_slices"):
+        assert np.array_equal(getattr(first, name), getattr(second, name))
