@@ -9,7 +9,7 @@ from typing import ClassVar
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.placement import Assignment
+from dcp.placement import Assignment, Availability
 from dcp.scheduling import Schedule
 
 
@@ -20,6 +20,11 @@ class Baseline(ABC):
     """
 
     name: ClassVar[str]
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether it can run here; imports nothing heavy."""
+        return Availability(True)
 
     @abstractmethod
     def arrange(self, request: BaselineRequest) -> Arrangement:
