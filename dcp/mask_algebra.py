@@ -7,14 +7,16 @@ neighbours form one slice, and sorted by (q0, k0).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
-from dcp.mask_geometry import normalize, size, tighten
+from dcp.mask_geometry import bounded, normalize, size, tighten
 
-_PAIRS_AT_ONCE = 1 << 20
-_LOW, _HIGH = (0, 2, 4), (1, 3, 5)
+_COUPLES_AT_ONCE = 1 << 18
+_FEW_COUPLES = 1 << 10
+_HIGH = (1, 3, 5)
 
 
 def _meet(a: IntArray, b: IntArray) -> tuple[IntArray, BoolArray]:
@@ -32,12 +34,12 @@ def expand_runs(first: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _chunks(first: IntArray, count: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """Expand runs like ``expand_runs``, a bounded number of pairs at a time."""
+    """Expand runs like ``expand_runs``, a bounded number of entries at a time."""
     total = np.cumsum(count)
     begin = 0
     while begin < len(count):
         base = total[begin - 1] if begin else 0
-        end = max(int(np.searchsorted(total, base + _PAIRS_AT_ONCE, side="right")), begin + 1)
+        end = max(int(np.searchsorted(total, base + _COUPLES_AT_ONCE, side="right")), begin + 1)
         owner, index = expand_runs(first[begin:end], count[begin:end])
         yield owner + begin, index
         begin = end
@@ -48,26 +50,74 @@ def _bounds(slices: IntArray, axis: int) -> tuple[IntArray, IntArray]:
     return slices[:, 2 * axis], slices[:, 2 * axis + 1] + (axis == 2)
 
 
-def _interval_runs(a: IntArray, b: IntArray, axis: int) -> list[tuple[IntArray, ...]]:
-    """Find interval overlaps along one axis: either b starts inside a, or a inside b."""
-    (a0, a1), (b0, b1) = _bounds(a, axis), _bounds(b, axis)
-    a_order, b_order = np.argsort(a0, kind="stable"), np.argsort(b0, kind="stable")
-    a_sorted, b_sorted = a0[a_order], b0[b_order]
-    b_first = np.searchsorted(b_sorted, a0, side="left")
-    b_count = np.searchsorted(b_sorted, a1, side="left") - b_first
-    a_first = np.searchsorted(a_sorted, b0, side="right")
-    a_count = np.maximum(np.searchsorted(a_sorted, b1, side="left") - a_first, 0)
-    return [(b_first, b_count, b_order), (a_first, a_count, a_order)]
+class _StripJoin:
+    """Couples (i, j) of slices a[i], b[j] that overlap along two axes.
+
+    The first axis is cut into strips about as high as the mean slice, so a slice lies in two
+    strips on average; in each strip the intervals along the second axis are joined by sorting.
+    """
+
+    def __init__(self, a: IntArray, b: IntArray, strip_axis: int, axis: int) -> None:
+        bounds = [_bounds(slices, strip_axis) for slices in (a, b)]
+        extent = sum(int((high - low).sum()) for low, high in bounds)
+        self.height = max(extent // (len(a) + len(b)), 1)
+        self.a_low, self.b_low = bounds[0][0], bounds[1][0]
+        self.a_owner, a_strip = self._strips(*bounds[0])
+        self.b_owner, b_strip = self._strips(*bounds[1])
+        self.a_strip = a_strip
+        (a0, a1), (b0, b1) = _bounds(a, axis), _bounds(b, axis)
+        base = min(a0.min(), b0.min())
+        scale = max(a1.max(), b1.max()) - base + 1
+        a_origin, b_origin = a_strip * scale - base, b_strip * scale - base
+        a_begin, b_begin = a_origin + a0[self.a_owner], b_origin + b0[self.b_owner]
+        self.a_order, self.b_order = np.argsort(a_begin), np.argsort(b_begin)
+        # Two intervals overlap where one of them begins inside the other.
+        self.b_inside = _begins_within(
+            b_begin[self.b_order], a_begin, a_origin + a1[self.a_owner], "left"
+        )
+        self.a_inside = _begins_within(
+            a_begin[self.a_order], b_begin, b_origin + b1[self.b_owner], "right"
+        )
+
+    def _strips(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+        first = low // self.height
+        return expand_runs(first, (high - 1) // self.height - first + 1)
+
+    def __len__(self) -> int:
+        """Count the couples, those that share several strips more than once."""
+        return int(self.b_inside[1].sum() + self.a_inside[1].sum())
+
+    def couples(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield every couple once, a bounded number at a time."""
+        for a_entry, position in _chunks(*self.b_inside):
+            yield self._in_first_common_strip(a_entry, self.b_order[position])
+        for b_entry, position in _chunks(*self.a_inside):
+            yield self._in_first_common_strip(self.a_order[position], b_entry)
+
+    def _in_first_common_strip(
+        self, a_entry: IntArray, b_entry: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        i, j = self.a_owner[a_entry], self.b_owner[b_entry]
+        first = np.maximum(self.a_low[i], self.b_low[j]) // self.height
+        keep = first == self.a_strip[a_entry]
+        return i[keep], j[keep]
+
+
+def _begins_within(
+    begins: IntArray, low: IntArray, high: IntArray, side: Literal["left", "right"]
+) -> tuple[IntArray, IntArray]:
+    """Return first position and number of sorted begins in [low, high), or (low, high)."""
+    first = np.searchsorted(begins, low, side=side)
+    return first, np.maximum(np.searchsorted(begins, high, side="left") - first, 0)
 
 
 def _candidates(a: IntArray, b: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield index pairs (i, j) whose intervals overlap along the most selective axis."""
-    axes = [_interval_runs(a, b, axis) for axis in range(3)]
-    inside_a, inside_b = min(axes, key=lambda runs: sum(int(run[1].sum()) for run in runs))
-    for i, position in _chunks(inside_a[0], inside_a[1]):
-        yield i, inside_a[2][position]
-    for j, position in _chunks(inside_b[0], inside_b[1]):
-        yield inside_b[2][position], j
+    """Yield index couples (i, j), among them all whose slices overlap."""
+    if len(a) * len(b) <= _FEW_COUPLES:
+        yield (np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a)))
+        return
+    joins = [_StripJoin(a, b, *axes) for axes in ((0, 1), (0, 2), (1, 2))]
+    yield from min(joins, key=len).couples()
 
 
 def _overlaps(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
@@ -87,7 +137,7 @@ def overlapping(slices: IntArray) -> tuple[int, int] | None:
     Returns:
         The indices of one such couple, smaller first, or None where all rows are disjoint.
     """
-    tight, nonempty = tighten(slices)
+    tight, nonempty = tighten(bounded(slices))
     rows, index = tight[nonempty], np.flatnonzero(nonempty)
     for i, j in _candidates(rows, rows):
         i, j = i[i < j], j[i < j]
@@ -140,9 +190,11 @@ def _cut_between(
 
     Args:
         parts: Canonical slices [p, 6].
-        part, other: Couples (index into parts, index into b) that overlap, sorted by part.
+        part: With other, the couples (index into parts, index into b) that overlap, sorted.
+        other: See part.
         b: The set to subtract, [m, 6].
         axis: 0 cuts along q, 1 along k.
+
     Returns:
         New parts, and the couples that overlap.
     """

@@ -58,8 +58,10 @@ class Mask(ABC):
         Args:
             q_len: Number of queries.
             kv_len: Number of keys, q_len by default.
+
         Returns:
             Canonical disjoint slices (q0, q1, k0, k1, lo, hi), int64 [n, 6], read-only.
+
         Raises:
             MaskError: A length is no integer in 0..2**30, or the mask does not fit the lengths.
         """

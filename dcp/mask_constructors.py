@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -228,7 +228,8 @@ class _SharedQuestion(Mask):
                     "give answer_lengths whose sum is at most the sequence length"
                 )
             return lengths
-        assert self.question_fraction is not None and self.answers is not None
+        assert self.question_fraction is not None
+        assert self.answers is not None
         rest = q_len - round(self.question_fraction * q_len)
         return rest // self.answers + (np.arange(self.answers) < rest % self.answers)
 
@@ -249,13 +250,14 @@ def shared_question(
         answer_lengths: Tokens of each answer.
         question_fraction: Share of the sequence that is the question, 0 to 1.
         answers: Number of answers, at least 1.
+
     Raises:
         MaskError: Other combinations of arguments; later, a sequence shorter than the answers, or
             query and key lengths that differ.
     Source: Ouyang et al. 2022 (reward models with several answers to one question).
     """
     if answer_lengths is not None and question_fraction is None and answers is None:
-        return _SharedQuestion(check_all("answer_lengths", answer_lengths), None, None)
+        return _SharedQuestion(_check_all("answer_lengths", answer_lengths), None, None)
     if answer_lengths is not None or question_fraction is None or answers is None:
         raise MaskError(
             f"shared_question got answer_lengths={answer_lengths!r}, "
@@ -263,8 +265,7 @@ def shared_question(
             "give either answer_lengths, or question_fraction and answers"
         )
     fraction = question_fraction
-    number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-    if not number or not math.isfinite(fraction) or not 0 <= fraction <= 1:
+    if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
         raise MaskError(f"question_fraction is {fraction!r}; give a number from 0 to 1")
     return _SharedQuestion(None, float(fraction), check_integer("answers", answers, 1))
 
@@ -292,10 +293,8 @@ class _Documents(Mask):
         parts = [as_slices([])]
         # Equal documents have equal slices: build each length once.
         for length in np.unique(lengths).tolist():
-            origin = -starts[lengths == length, None]
-            inner = self.inner.slices(length)
-            moved = inner + origin[..., None] * np.array([-1, -1, -1, -1, 0, 0])
-            parts.append(moved.reshape(-1, 6))
+            origins = starts[lengths == length, None, None] * np.array([1, 1, 1, 1, 0, 0])
+            parts.append((self.inner.slices(length) + origins).reshape(-1, 6))
         rows = np.concatenate(parts)
         return rows[np.argsort(rows[:, 0], kind="stable")]
 
@@ -306,6 +305,7 @@ def documents(lengths: Sequence[int], inner: Mask | None = None) -> Mask:
     Args:
         lengths: Tokens of each document; their sum has to be the sequence length.
         inner: Mask within each document, causal by default.
+
     Raises:
         MaskError: A length is negative or no integer; later, lengths that do not add up to the
             sequence length, or query and key lengths that differ.
@@ -313,10 +313,10 @@ def documents(lengths: Sequence[int], inner: Mask | None = None) -> Mask:
     inner = causal() if inner is None else inner
     if not isinstance(inner, Mask):
         raise MaskError(f"inner is {inner!r}; give a mask, such as dcp.masks.causal()")
-    return _Documents(check_all("lengths", lengths), inner)
+    return _Documents(_check_all("lengths", lengths), inner)
 
 
-def check_all(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def _check_all(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Return non-negative integers as a tuple, or raise MaskError."""
     try:
         listed = list(values)

@@ -55,10 +55,11 @@ def from_slices(slices: npt.ArrayLike, q_len: int, kv_len: int | None = None) ->
     """Make a mask of slices.
 
     Args:
-        slices: Disjoint rows (q0, q1, k0, k1, lo, hi), integers [n, 6]: q in [q0, q1), k in
+        slices: Disjoint rows (q0, q1, k0, k1, lo, hi), int64 [n, 6]: q in [q0, q1), k in
             [k0, k1), lo <= k - q <= hi. Empty ones are dropped.
         q_len: Number of queries.
         kv_len: Number of keys, q_len by default.
+
     Raises:
         MaskError: Wrong shape or type, a slice outside the lengths or inverted, or two slices
             that share a pair; the message names the rows.
@@ -76,8 +77,6 @@ def from_slices(slices: npt.ArrayLike, q_len: int, kv_len: int | None = None) ->
             f"slice {n} is {rows[n].tolist()}, outside a mask of {q_len} queries and {kv_len} "
             f"keys; give 0 <= q0 <= q1 <= {q_len} and 0 <= k0 <= k1 <= {kv_len}"
         )
-    rows = rows.copy()
-    np.clip(rows[:, 4:], -FAR, FAR, out=rows[:, 4:])
     clash = algebra.overlapping(rows)
     if clash is not None:
         a, b = clash
@@ -93,10 +92,11 @@ def from_dense(dense: npt.NDArray[np.bool_]) -> Mask:
 
     Args:
         dense: [q_len, kv_len] bool, True where the query may see the key.
+
     Raises:
         MaskError: Not a bool matrix.
     """
-    matrix = np.asarray(dense)
+    matrix = _array("dense mask", dense, "a bool matrix [q_len, kv_len]")
     if matrix.dtype != np.bool_ or matrix.ndim != 2:
         raise MaskError(
             f"dense mask has shape {list(matrix.shape)} and dtype {matrix.dtype}; "
@@ -117,6 +117,7 @@ def from_mask_mod(fn: MaskMod, q_len: int, kv_len: int | None = None) -> Mask:
         fn: Returns a bool tensor that broadcasts to [rows, kv_len], True where allowed.
         q_len: Number of queries.
         kv_len: Number of keys, q_len by default.
+
     Raises:
         MaskError: The function does not return such a tensor.
     """
@@ -157,13 +158,14 @@ def from_flashmask(row_indices: npt.ArrayLike, *, causal: bool, q_len: int | Non
         causal      1: [LTS, q_len)            2: [LTS, LTE)
         not causal  2: [LTS, q_len), [0, UTE)  4: [LTS, LTE), [UTS, UTE)
 
-    With ``causal``, keys after the query are masked besides. An end at or before its start masks
-    nothing.
+    With ``causal``, keys after the query (k > q, aligned top-left) are masked besides. An end at
+    or before its start masks nothing.
 
     Args:
         row_indices: Integers [kv_len, 1, 2 or 4] between 0 and q_len.
         causal: Whether keys after the query are masked.
         q_len: Number of queries, kv_len by default.
+
     Raises:
         MaskError: Wrong shape or type, or a bound outside 0..q_len.
     Source: Wang et al. 2024 (FlashMask, arXiv 2410.01359), section 4.
@@ -250,12 +252,16 @@ def _column_groups(masked: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
     return first, last, moves
 
 
+def _array(name: str, values: npt.ArrayLike, wanted: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise MaskError(f"{name} is no array ({error}); give {wanted}") from error
+
+
 def _integers(name: str, values: npt.ArrayLike, shape: str) -> IntArray:
     """Return integers as int64, or raise MaskError; an empty list has no dtype and passes."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise MaskError(f"{name} are ragged; give integers {shape}") from None
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise MaskError(f"{name} have dtype {array.dtype}; give integers {shape}")
+    array = _array(name, values, f"integers {shape}")
+    if array.dtype == np.bool_ or (array.size and not np.can_cast(array.dtype, np.int64)):
+        raise MaskError(f"{name} have dtype {array.dtype}; give int64 {shape}")
     return array.astype(np.int64)

@@ -23,7 +23,9 @@ def to_dense(slices: IntArray, q_len: int, kv_len: int) -> BoolArray:
 
     Args:
         slices: Disjoint slices [n, 6]; what lies outside the matrix is ignored.
-        q_len, kv_len: Shape of the matrix.
+        q_len: Rows of the matrix.
+        kv_len: Columns of the matrix.
+
     Returns:
         [q_len, kv_len] bool, True where the pair is allowed.
     """
@@ -54,6 +56,7 @@ def from_dense(dense: BoolArray) -> IntArray:
 
     Args:
         dense: [q_len, kv_len] bool.
+
     Returns:
         Canonical disjoint slices [n, 6]. Runs of allowed keys in consecutive rows become one slice
         as long as full, causal, inverse-causal, band and their corners can describe them.
@@ -67,6 +70,7 @@ def from_row_stripes(stripes: Iterable[BoolArray]) -> IntArray:
 
     Args:
         stripes: Boolean matrices [rows, kv_len], top to bottom, all of one width.
+
     Returns:
         Canonical disjoint slices [n, 6].
     """

@@ -21,6 +21,13 @@ def as_slices(rows: npt.ArrayLike) -> IntArray:
     return np.asarray(rows, dtype=np.int64).reshape(-1, 6)
 
 
+def bounded(slices: npt.ArrayLike) -> IntArray:
+    """Return a copy whose bounds on k - q are at most FAR, so that sums cannot overflow."""
+    rows = as_slices(slices).copy()
+    np.clip(rows[:, 4:], -FAR, FAR, out=rows[:, 4:])
+    return rows
+
+
 def tighten(slices: IntArray) -> tuple[IntArray, BoolArray]:
     """Tighten all six bounds until each is reached by an allowed pair.
 
@@ -30,11 +37,12 @@ def tighten(slices: IntArray) -> tuple[IntArray, BoolArray]:
 
     Args:
         slices: [..., 6].
+
     Returns:
         The tightened slices [..., 6], and [...] whether any pair is allowed (where none is, the
         tightened row means nothing).
     """
-    q0, q1, k0, k1, lo, hi = np.moveaxis(slices, -1, 0)
+    q0, q1, k0, k1, lo, hi = (slices[..., column] for column in range(6))
     q_last, k_last = q1 - 1, k1 - 1
     tight = np.empty_like(slices)
     np.maximum(q0, k0 - hi, out=tight[..., 0])
@@ -43,8 +51,9 @@ def tighten(slices: IntArray) -> tuple[IntArray, BoolArray]:
     np.minimum(k1, q1 + hi, out=tight[..., 3])
     np.maximum(lo, k0 - q_last, out=tight[..., 4])
     np.minimum(hi, k_last - q0, out=tight[..., 5])
-    nonempty = (tight[..., ::2] < tight[..., 1::2] + np.array([0, 0, 1])).all(axis=-1)
-    return tight, nonempty & (q0 < q1) & (k0 < k1) & (lo <= hi)
+    nonempty = (q0 < q1) & (k0 < k1) & (lo <= hi)
+    nonempty &= (tight[..., 0] < tight[..., 1]) & (tight[..., 2] < tight[..., 3])
+    return tight, nonempty
 
 
 def normalize(slices: npt.ArrayLike) -> IntArray:
@@ -55,12 +64,11 @@ def normalize(slices: npt.ArrayLike) -> IntArray:
 
     Args:
         slices: [n, 6]; bounds on k - q may be arbitrarily far outside the rectangle.
+
     Returns:
         [m, 6] with m <= n.
     """
-    rows = as_slices(slices).copy()
-    np.clip(rows[:, 4:], -FAR, FAR, out=rows[:, 4:])
-    tight, nonempty = tighten(rows)
+    tight, nonempty = tighten(bounded(slices))
     return tight[nonempty]
 
 
@@ -88,7 +96,11 @@ def area(
 
     Args:
         slices: [..., 6], canonical or not.
-        q0, q1, k0, k1: Half-open rectangle bounds, integers that broadcast against ``[...]``.
+        q0: First query of the rectangles, like the other bounds broadcast against ``[...]``.
+        q1: End of their queries, exclusive.
+        k0: First key.
+        k1: End of their keys, exclusive.
+
     Returns:
         Exact counts, int64; an inverted rectangle counts 0. No overflow below 2**30 tokens a side.
     """
@@ -107,8 +119,17 @@ def size(slices: IntArray) -> IntArray:
     return area(slices, slices[..., 0], slices[..., 1], slices[..., 2], slices[..., 3])
 
 
-def clip(slices: npt.ArrayLike, q0: int, q1: int, k0: int, k1: int) -> IntArray:
-    """Keep what lies inside the rectangle, in absolute coordinates, canonical."""
+def clip(
+    slices: npt.ArrayLike,
+    q0: npt.ArrayLike,
+    q1: npt.ArrayLike,
+    k0: npt.ArrayLike,
+    k1: npt.ArrayLike,
+) -> IntArray:
+    """Keep what lies inside a rectangle, in absolute coordinates, canonical.
+
+    The bounds are integers, or arrays [n] with one rectangle for each slice.
+    """
     rows = as_slices(slices).copy()
     np.maximum(rows[:, 0], q0, out=rows[:, 0])
     np.minimum(rows[:, 1], q1, out=rows[:, 1])
@@ -117,9 +138,13 @@ def clip(slices: npt.ArrayLike, q0: int, q1: int, k0: int, k1: int) -> IntArray:
     return normalize(rows)
 
 
-def shift(slices: npt.ArrayLike, dq: int, dk: int) -> IntArray:
-    """Move the origin to (dq, dk): pair (q, k) becomes (q - dq, k - dk)."""
-    return as_slices(slices) - np.array([dq, dq, dk, dk, dk - dq, dk - dq], dtype=np.int64)
+def shift(slices: npt.ArrayLike, dq: npt.ArrayLike, dk: npt.ArrayLike) -> IntArray:
+    """Move the origin to (dq, dk): pair (q, k) becomes (q - dq, k - dk).
+
+    Both are integers, or arrays [n] with one origin for each slice.
+    """
+    q, k = np.asarray(dq, dtype=np.int64), np.asarray(dk, dtype=np.int64)
+    return as_slices(slices) - np.stack([q, q, k, k, k - q, k - q], axis=-1)
 
 
 def row_has_key(slices: npt.ArrayLike, q_len: int) -> BoolArray:
@@ -128,6 +153,7 @@ def row_has_key(slices: npt.ArrayLike, q_len: int) -> BoolArray:
     Args:
         slices: [n, 6].
         q_len: Number of query rows; slices beyond it are ignored.
+
     Returns:
         [q_len] bool.
     """
