@@ -1,0 +1,1 @@
+"""Executing plans: in one process, or on torch.distributed."""

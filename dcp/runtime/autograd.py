@@ -1,0 +1,92 @@
+"""Planned attention as one differentiable operation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dcp.blocks import Kind
+from dcp.kernel_interface import accumulator_dtype
+from dcp.runtime.buffers import Planes
+
+
+class Runner(ABC):
+    """Runs a plan's two phases on the tensors that it is given: one rank's, or all ranks'."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return out like q, and lse [tokens, heads] in the accumulator dtype."""
+
+    @abstractmethod
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dq, dk and dv, like q, k and v."""
+
+
+def attend(runner: Runner, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with gradients for q, k and v, through out and through lse.
+
+    The last dimension is made contiguous where it is not. Second derivatives are refused.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out, lse = _PlannedAttention.apply(runner, q, k, v)  # type: ignore[no-untyped-call]
+    return out, lse
+
+
+class _PlannedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, runner: Runner, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = runner.forward(q, k, v)
+        ctx.runner = runner
+        ctx.set_materialize_grads(False)  # a result that was not used has gradient None
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        delta = delta_of(out, dout, lse, dlse)
+        if dout.stride(-1) != 1:
+            dout = dout.contiguous()
+        grads = ctx.runner.backward(q, k, v, dout, lse, delta)
+        needed = zip(ctx.needs_input_grad[1:], grads, strict=True)
+        return None, *(grad if wanted else None for wanted, grad in needed)
+
+
+def delta_of(out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
+    """What the backward formulas subtract in every row: rowsum(dout ∘ out) − dlse.
+
+    lse enters the scores' gradient as + P · dlse, which has the form of − P · delta. A row
+    without keys has a constant lse, so its gradient is dropped.
+
+    Args:
+        out: Final output, [tokens, heads, head_dim].
+        dout: Its gradient.
+        lse: Final log-sum-exp, [tokens, heads].
+        dlse: Its gradient, or None.
+
+    Returns:
+        [tokens, heads], accumulator dtype.
+    """
+    dtype = accumulator_dtype(out.dtype)
+    delta = (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
+    return delta if dlse is None else delta - dlse.masked_fill(lse == -torch.inf, 0.0)
+
+
+def forward_inputs(q: Tensor, k: Tensor, v: Tensor) -> dict[Kind, Planes]:
+    """Home inputs of a forward program."""
+    return {Kind.Q: (q,), Kind.KV: (k, v)}
+
+
+def backward_inputs(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
+) -> dict[Kind, Planes]:
+    """Home inputs of a backward program."""
+    return {**forward_inputs(q, k, v), Kind.DO: (dout, lse, delta)}

@@ -1,0 +1,164 @@
+"""A program's memory on one rank: home tensors, arenas, and views of slots in them.
+
+A slot's content has one tensor a plane (see the table of `dcp.instructions`), each a view
+[tokens, heads, head_dim] or, for lse and delta, [tokens, heads].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dcp.batch import AttentionSpec
+from dcp.blocks import BlockGraph, HeadGroups, Kind
+from dcp.instructions import ARENAS, ARRIVAL, HOME_INPUT, HOME_OUTPUT, KIND_OF, Buffer, Program
+from dcp.runtime.dtypes import DTYPES
+
+Planes = tuple[Tensor, ...]
+
+_KEY_SIDE = (Kind.KV, Kind.DKV)
+
+# Planes of each kind: those with head_dim elements a row, then those with one.
+_WIDE_PLANES = {Kind.Q: 1, Kind.KV: 2, Kind.O: 1, Kind.DO: 1, Kind.DQ: 1, Kind.DKV: 2}
+_NARROW_PLANES = {Kind.O: 1, Kind.DO: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneDtypes:
+    """Dtypes that a spec gives to the planes of every buffer."""
+
+    spec: torch.dtype
+    accumulator: torch.dtype
+    wire_partial: torch.dtype
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> PlaneDtypes:
+        """Dtypes of a spec."""
+        return cls(
+            spec=DTYPES[spec.dtype],
+            accumulator=DTYPES[spec.accumulator_dtype],
+            wire_partial=DTYPES[spec.wire_partial_dtype],
+        )
+
+    def arena(self, buffer: Buffer) -> tuple[torch.dtype, ...]:
+        """Dtype of each plane of an arena; arrival arenas hold what is on the wire."""
+        kind = KIND_OF[buffer]
+        if buffer != ARRIVAL[kind]:
+            wide = self.accumulator
+        elif kind in (Kind.Q, Kind.KV, Kind.DO):
+            wide = self.spec
+        else:
+            wide = self.wire_partial
+        narrow = (self.accumulator,) * _NARROW_PLANES.get(kind, 0)
+        return (wide,) * _WIDE_PLANES[kind] + narrow
+
+    def wire(self, kind: Kind) -> tuple[torch.dtype, ...]:
+        """Dtype of each plane in a message."""
+        return self.arena(ARRIVAL[kind])
+
+
+class Buffers:
+    """The memory of one program.
+
+    Args:
+        blocks: The plan's blocks.
+        program: The program that will run.
+        inputs: Planes of each home input, Kind.Q and Kind.KV, and Kind.DO in backward:
+            [local tokens, heads, head_dim], for lse and delta [local tokens, heads].
+    """
+
+    def __init__(self, blocks: BlockGraph, program: Program, inputs: dict[Kind, Planes]) -> None:
+        self.dtypes = PlaneDtypes.of(blocks.spec)
+        self._groups = blocks.groups
+        self._adds_to_home = has_replicas(blocks.groups)
+        self._lengths: list[int] = blocks.token_length.tolist()
+        self._slots: list[tuple[int, int, int, int]] = program.slots.tolist()
+        self._planes: dict[int, Planes] = {
+            int(HOME_INPUT[kind]): planes for kind, planes in inputs.items()
+        }
+        results = (Kind.DQ, Kind.DKV) if Kind.DO in inputs else (Kind.O,)
+        for kind in results:
+            self._planes[HOME_OUTPUT[kind]] = self._home_output(kind, inputs)
+        device = inputs[Kind.Q][0].device
+        for buffer in ARENAS:
+            rows = int(program.arena_rows[buffer])
+            if rows:
+                self._planes[buffer] = self._arena(buffer, rows, blocks.spec.head_dim, device)
+
+    def view(self, slot: int, block: int, group: int) -> Planes:
+        """What a slot holds of a data block, one view a plane."""
+        buffer, offset, size, _ = self._slots[slot]
+        planes = self._planes[buffer]
+        kind = KIND_OF[Buffer(buffer)]
+        if buffer in _HOME:
+            heads = _home_heads(self._groups, kind, group)
+            return tuple(plane[offset : offset + size, heads] for plane in planes)
+        tokens = self._lengths[block]
+        heads_count = 1 if kind in _KEY_SIDE else int(self._groups.q_count[group])
+        rows = slice(offset, offset + tokens * heads_count)
+        return tuple(plane[rows].view(tokens, heads_count, *plane.shape[1:]) for plane in planes)
+
+    def kind(self, slot: int) -> Kind:
+        """Which kind of data block a slot is for."""
+        return KIND_OF[Buffer(self._slots[slot][0])]
+
+    def store(self, src: Planes, slot: int, block: int, group: int) -> None:
+        """Write a final result into its home output.
+
+        Head groups that share a key head each bring a part of its gradient, so these add up.
+        """
+        home = self.view(slot, block, group)
+        if self._adds_to_home and self.kind(slot) == Kind.DKV:
+            for target, value in zip(home, src, strict=True):
+                target.add_(value)
+        else:
+            copy_planes(home, src)
+
+    def output(self, kind: Kind) -> Planes:
+        """Planes of a home output, in the dtypes that the caller gets."""
+        wide = _WIDE_PLANES[kind]
+        planes = self._planes[HOME_OUTPUT[kind]]
+        return (*(plane.to(self.dtypes.spec) for plane in planes[:wide]), *planes[wide:])
+
+    def _home_output(self, kind: Kind, inputs: dict[Kind, Planes]) -> Planes:
+        like = inputs[Kind.KV] if kind in _KEY_SIDE else inputs[Kind.Q]
+        adds = kind == Kind.DKV and self._adds_to_home
+        dtype = self.dtypes.accumulator if adds else self.dtypes.spec
+        wide = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in like)
+        if kind != Kind.O:
+            return wide
+        q = like[0]
+        return *wide, q.new_full(q.shape[:2], -torch.inf, dtype=self.dtypes.accumulator)
+
+    def _arena(self, buffer: Buffer, rows: int, head_dim: int, device: torch.device) -> Planes:
+        kind = KIND_OF[buffer]
+        shapes = [(rows, head_dim)] * _WIDE_PLANES[kind] + [(rows,)] * _NARROW_PLANES.get(kind, 0)
+        return tuple(
+            torch.empty(shape, dtype=dtype, device=device)
+            for shape, dtype in zip(shapes, self.dtypes.arena(buffer), strict=True)
+        )
+
+
+_HOME = frozenset(int(buffer) for buffer in (*HOME_INPUT.values(), *HOME_OUTPUT.values()))
+
+
+def has_replicas(groups: HeadGroups) -> bool:
+    """Whether several head groups share a key head."""
+    return len(np.unique(groups.kv_head)) < len(groups)
+
+
+def copy_planes(target: Planes, source: Planes) -> None:
+    """Copy plane by plane, cast to the target's dtype."""
+    for to, value in zip(target, source, strict=True):
+        to.copy_(value)
+
+
+def _home_heads(groups: HeadGroups, kind: Kind, group: int) -> slice:
+    if kind in _KEY_SIDE:
+        head = int(groups.kv_head[group])
+        return slice(head, head + 1)
+    start = int(groups.q_start[group])
+    return slice(start, start + int(groups.q_count[group]))

@@ -1,0 +1,117 @@
+"""Messages over torch.distributed: one code for gloo and NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dcp.errors import TransportError
+from dcp.runtime.transports import Receive, Send, Transport, describe
+
+
+class _Started(NamedTuple):
+    """A message under way; the tensor is held until its work is done."""
+
+    work: dist.Work
+    tensor: Tensor
+    what: str
+
+
+class TorchTransport(Transport):
+    """Point-to-point messages in a process group.
+
+    Between two ranks messages match by their order, so no tags are needed, which NCCL has not.
+    All messages of a step start as one batch, which NCCL needs to progress them together.
+
+    gloo waits on the host and keeps the timeout given here. NCCL waits on the GPU, where the
+    timeout of the process group holds and its watchdog ends the process.
+
+    Args:
+        group: The context-parallel group; peers are ranks in it.
+        device: Where the tensors of the program are.
+        timeout_s: Longest wait for one message.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self._device = device
+        self._timeout_s = timeout_s
+        self._sent: list[_Started] = []
+        self._receiving: dict[int, list[_Started]] = {}
+
+    def launch(self, step: int, sends: list[Send], receives: list[Receive]) -> None:
+        """See `Transport.launch`."""
+        outgoing = [send.data for send in sends]
+        incoming = [
+            torch.empty(receive.nbytes, dtype=torch.uint8, device=self._device)
+            for receive in receives
+        ]
+        named = [self._describe_send(send, step) for send in sends]
+        named += [describe(self._rank, receive, step) for receive in receives]
+        operations = [
+            dist.P2POp(dist.isend, send.data, self._global_rank(send.peer), self._group)
+            for send in sends
+        ] + [
+            dist.P2POp(dist.irecv, tensor, self._global_rank(receive.peer), self._group)
+            for receive, tensor in zip(receives, incoming, strict=True)
+        ]
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise TransportError(f"cannot start {'; '.join(named)}: {error}") from error
+        if len(works) != len(operations):  # a backend may answer with one work for the batch
+            works = [works[-1]] * len(operations)
+        started = [
+            _Started(work, tensor, what)
+            for work, tensor, what in zip(works, outgoing + incoming, named, strict=True)
+        ]
+        self._sent += started[: len(sends)]
+        self._receiving[step] = started[len(sends) :]
+
+    def receive(self, step: int) -> list[Tensor]:
+        """See `Transport.receive`."""
+        started = self._receiving.pop(step)
+        self._wait(started)
+        return [message.tensor for message in started]
+
+    def finish(self) -> None:
+        """See `Transport.finish`."""
+        self._wait(self._sent)
+        self._sent.clear()
+
+    def _wait(self, started: Iterable[_Started]) -> None:
+        for message in started:
+            wait_for(message.work, self._device, self._timeout_s, message.what)
+
+    def _global_rank(self, peer: int) -> int:
+        return dist.get_global_rank(self._group, peer)
+
+    def _describe_send(self, send: Send, step: int) -> str:
+        return (
+            f"rank {self._rank} sends rank {send.peer} {len(send.data)} bytes, first of them "
+            f"block {send.block}, to arrive before division {step}"
+        )
+
+
+def wait_for(work: dist.Work, device: torch.device, timeout_s: float, what: str) -> None:
+    """Wait for work of a process group.
+
+    Raises:
+        TransportError: it failed or took too long; says what it was.
+    """
+    try:
+        if device.type == "cuda":
+            work.wait()  # makes the GPU's stream wait; with a timeout the host would block
+        else:
+            work.wait(timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise TransportError(
+            f"{what}: failed, or not done within {timeout_s:g} s; that rank may have died, be "
+            f"slow or run another plan: {error}"
+        ) from error
