@@ -27,6 +27,8 @@ class Limits:
     Args:
         inter_node: A node computes at most (1 + inter_node) × the mean over nodes.
         intra_node: A device computes at most (1 + intra_node) × the mean over its node.
+        device: A device computes at most (1 + device) × the mean over all devices; None for no
+            limit beyond those two.
 
     Raises:
         SpecError: a limit that is negative or not finite.
@@ -34,11 +36,12 @@ class Limits:
 
     inter_node: float = 0.4
     intra_node: float = 0.1
+    device: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("inter_node", "intra_node"):
+        for name in ("inter_node", "intra_node", "device"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and value >= 0):
+            if value is not None and not (np.isfinite(value) and value >= 0):
                 raise SpecError(f"limit {name} is {value}; it must be finite and 0 or more")
 
 
@@ -116,7 +119,15 @@ class PlacementProblem:
 
     def device_compute_limit(self, node_flops: IntArray) -> float:
         """Most FLOPs a device may compute in a node that computes these blocks, [c]."""
-        return compute_limit(node_flops, self.cluster.devices_per_node, self.limits.intra_node)
+        inside = compute_limit(node_flops, self.cluster.devices_per_node, self.limits.intra_node)
+        return min(inside, self.overall_compute_limit)
+
+    @cached_property
+    def overall_compute_limit(self) -> float:
+        """Most FLOPs any device may compute, whatever its node does."""
+        if self.limits.device is None:
+            return float("inf")
+        return compute_limit(self.comp_flops, self.cluster.num_devices, self.limits.device)
 
 
 def compute_limit(flops: IntArray, bins: int, epsilon: float) -> float:

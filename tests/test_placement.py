@@ -100,12 +100,24 @@ def test_an_answer_outside_the_contract_is_refused_by_name(home, comp, message):
         evaluate(problem, Assignment(np.array(home), np.array(comp)))
 
 
+def test_a_limit_over_all_devices_holds_beside_the_two_levels():
+    blocks, problem = problem_of(Batch([4] * 8), limits=Limits(device=0.0))
+    home = np.array([0, 0, 0, 1, 2, 2, 3, 3])
+    loose = evaluate(problem_of(Batch([4] * 8), limits=Limits(intra_node=0.5))[1],
+                     Assignment(home, home[blocks.comp_q]))  # fmt: skip
+    tight = evaluate(problem, Assignment(home, home[blocks.comp_q]))
+    assert not any("computes" in line for line in loose.violations)
+    assert any("computes" in line for line in tight.violations)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1])
 def test_limits_must_be_finite_and_not_negative(bad):
     with pytest.raises(SpecError, match="inter_node"):
         Limits(inter_node=bad)
     with pytest.raises(SpecError, match="intra_node"):
         Limits(intra_node=bad)
+    with pytest.raises(SpecError, match="device"):
+        Limits(device=bad)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0])
