@@ -97,7 +97,7 @@ def test_cuts_and_missing_batches_are_noted(write: Writer) -> None:
     workload = _load(write("25"), num_batches=4)
     assert workload.batches == ((10,), (10,), (5,))
     assert workload.notes == (
-        "longer documents are cut at 10 tokens: 3 pieces here",
+        "documents longer than 10 tokens are cut; pieces here: 3",
         "4 batches were asked for, the input fills 3",
     )
 
@@ -180,14 +180,14 @@ def test_files_that_are_no_documents_are_left_out_and_noted(write: Writer, tmp_p
     workload = workloads.load(text=tmp_path / "docs", tokens=10)
     assert workload.batches == ((2,),)
     no_text, empty = workload.notes
-    assert no_text.startswith("1 files are not UTF-8 text and left out")
+    assert no_text.startswith("files left out, not UTF-8 text: 1, first ")
     assert no_text.endswith("picture.bin")
-    assert empty == "1 empty documents left out"
+    assert empty == "empty documents left out: 1"
 
 
 def test_a_folder_without_documents_is_refused(write: Writer, tmp_path: Path) -> None:
     write(b"\xff", "docs/a")
-    with pytest.raises(WorkloadError, match=r"no documents found.*1 files are not UTF-8"):
+    with pytest.raises(WorkloadError, match=r"no documents found.*left out, not UTF-8"):
         workloads.load(text=tmp_path / "docs", tokens=10)
     with pytest.raises(WorkloadError, match="is not a folder"):
         workloads.load(text=tmp_path / "docs" / "a", tokens=10)

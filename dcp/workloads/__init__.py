@@ -92,7 +92,7 @@ def pack(documents: Documents, tokens: int, num_batches: int) -> Workload:
     notes = documents.notes
     pieces = sum(is_piece[index] for batch in members for index in batch)
     if pieces:
-        notes += (f"longer documents are cut at {tokens} tokens: {pieces} pieces here",)
+        notes += (f"documents longer than {tokens} tokens are cut; pieces here: {pieces}",)
     return Workload(
         batches=tuple(tuple(lengths[index] for index in batch) for batch in members),
         source=documents.source,

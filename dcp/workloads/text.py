@@ -97,9 +97,9 @@ def _texts(files: Iterator[Path]) -> tuple[list[bytes], tuple[str, ...]]:
             empty += 1
     notes = []
     if no_text:
-        notes.append(f"{len(no_text)} files are not UTF-8 text and left out, first {no_text[0]}")
+        notes.append(f"files left out, not UTF-8 text: {len(no_text)}, first {no_text[0]}")
     if empty:
-        notes.append(f"{empty} empty documents left out")
+        notes.append(f"empty documents left out: {empty}")
     return texts, tuple(notes)
 
 

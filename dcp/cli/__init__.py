@@ -1,0 +1,25 @@
+"""The `dcp` command. Commands import what plans and executes only when they run."""
+
+from __future__ import annotations
+
+import typer
+
+from dcp.cli.app import CleanErrors
+from dcp.cli.backends import backends
+from dcp.cli.check import check
+from dcp.cli.compare import compare
+from dcp.cli.plan import plan
+
+app = typer.Typer(
+    name="dcp",
+    cls=CleanErrors,
+    help="Dynamic context parallelism: plan attention over many devices for every batch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(compare)
+app.command()(plan)
+app.command()(check)
+app.command()(backends)

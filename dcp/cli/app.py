@@ -1,0 +1,30 @@
+"""How errors reach the user: one line, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from dcp.errors import DcpError
+
+FAULT = 1
+"""Exit code where a backend failed, a plan is wrong or a result is not equal to dense attention."""
+BAD_INPUT = 2
+"""Exit code of illegal input, as for unknown options."""
+
+
+class CleanErrors(TyperGroup):
+    """Prints what dcp raises on purpose as one line on stderr."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except (DcpError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise  # the reader of our output has left; typer ends quietly
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(BAD_INPUT) from error

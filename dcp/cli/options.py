@@ -1,0 +1,243 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from dcp.batch import DTYPE_BYTES, AttentionSpec, Batch
+from dcp.cluster import PRESETS, Cluster
+from dcp.comparison import Setting
+from dcp.errors import SpecError
+from dcp.mask_requests import forms, make_mask
+from dcp.placement import Limits
+from dcp.registry import parse_request
+from dcp.workloads import Workload, load
+
+T = TypeVar("T")
+
+_INPUT, _MODEL, _PLANNING = "Input", "Attention and cluster", "Planning"
+
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of lengths in tokens: one a line, or JSON: a list of lengths, a list of "
+        'batches (lists of lengths), or {"batches": [...]}.',
+        rich_help_panel=_INPUT,
+        show_default=False,
+    ),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder whose files are documents. Their tokens are counted as UTF-8 bytes / 4, "
+        "rounded up, or by --tokenizer. Without --lengths and --text: the sources of Python's "
+        "standard library.",
+        rich_help_panel=_INPUT,
+        show_default=False,
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON file of a tokenizer, to count tokens with; needs the extra 'train'.",
+        rich_help_panel=_INPUT,
+        show_default=False,
+    ),
+]
+Batches = Annotated[
+    int | None,
+    typer.Option(
+        help="Most batches; by default 1, or all that a file holds already.",
+        rich_help_panel=_INPUT,
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(help="Shuffles documents; seed of the partitioners.", rich_help_panel=_INPUT)
+]
+MaskName = Annotated[
+    str,
+    typer.Option(
+        "--mask", help=f"Mask of every sequence: {'; '.join(forms())}.", rich_help_panel=_MODEL
+    ),
+]
+Heads = Annotated[str, typer.Option(help="Query heads / key heads.", rich_help_panel=_MODEL)]
+LimitsText = Annotated[
+    str,
+    typer.Option(
+        "--limits",
+        help="How far computing may exceed the mean, between nodes and inside a node.",
+        rich_help_panel=_PLANNING,
+    ),
+]
+Budget = Annotated[
+    float, typer.Option(help="Effort of the partitioners.", rich_help_panel=_PLANNING)
+]
+DEFAULT_LIMITS = "inter_node=0.4,intra_node=0.1"
+
+CLUSTER_FORMS = (
+    f"NODESxDEVICES, PRESET:NODES or PRESET:NODESxDEVICES, with a preset of {', '.join(PRESETS)}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """Values of the options whose default depends on whether plans are executed."""
+
+    tokens: int
+    head_dim: int
+    dtype: str
+    cluster: str
+    block_size: int
+
+
+DEFAULTS = Defaults(tokens=131072, head_dim=128, dtype="bfloat16", cluster="2x4", block_size=1024)
+RUN_DEFAULTS = Defaults(
+    tokens=8192, head_dim=64, dtype="float32", cluster="local:2x2", block_size=512
+)
+
+
+def in_words(defaults: Defaults, names: Sequence[str] | None = None) -> str:
+    """Defaults as one would write them, all or those named."""
+    chosen = vars(defaults) if names is None else names
+    return ", ".join(f"--{name.replace('_', '-')} {getattr(defaults, name)}" for name in chosen)
+
+
+def _sized(flag: str, name: str, text: str, panel: str) -> Any:
+    """An option whose default is filled in by `Request.resolve`."""
+    text = f"{text} [default: {getattr(DEFAULTS, name)}]"
+    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False)
+
+
+Tokens = Annotated[
+    int | None,
+    _sized(
+        "--tokens",
+        "tokens",
+        "Most tokens a batch; longer documents are cut. Batches of a file stay as they are.",
+        _INPUT,
+    ),
+]
+HeadDim = Annotated[int | None, _sized("--head-dim", "head_dim", "Elements a head.", _MODEL)]
+Dtype = Annotated[
+    str | None, _sized("--dtype", "dtype", f"One of {', '.join(DTYPE_BYTES)}.", _MODEL)
+]
+ClusterShape = Annotated[str | None, _sized("--cluster", "cluster", f"{CLUSTER_FORMS}.", _MODEL)]
+BlockSize = Annotated[
+    int | None, _sized("--block-size", "block_size", "Most tokens a block.", _PLANNING)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the shared options ask for, as given; None for the default."""
+
+    lengths: Path | None
+    text: Path | None
+    tokenizer: Path | None
+    tokens: int | None
+    batches: int | None
+    seed: int
+    mask: str
+    heads: str
+    head_dim: int | None
+    dtype: str | None
+    cluster: str | None
+    block_size: int | None
+    limits: str
+    budget: float
+
+    def resolve(self, defaults: Defaults) -> tuple[Workload, Setting]:
+        """Read the input and make what is asked for.
+
+        Raises:
+            DcpError: some option is illegal; the message says what is legal.
+        """
+        mask, limits = make_mask(self.mask), read_limits(self.limits)
+        cluster = read_cluster(_or(self.cluster, defaults.cluster))
+        spec = read_heads(
+            self.heads, _or(self.head_dim, defaults.head_dim), _or(self.dtype, defaults.dtype)
+        )
+        workload = load(
+            lengths=self.lengths,
+            text=self.text,
+            tokenizer=self.tokenizer,
+            tokens=_or(self.tokens, defaults.tokens),
+            num_batches=self.batches,
+            seed=self.seed,
+        )
+        setting = Setting(
+            batches=tuple(Batch(lengths, mask=mask) for lengths in workload.batches),
+            spec=spec,
+            cluster=cluster,
+            block_size=_or(self.block_size, defaults.block_size),
+            limits=limits,
+            seed=self.seed,
+            budget=self.budget,
+        )
+        return workload, setting
+
+    def filled_in(self, defaults: Defaults) -> str:
+        """The defaults that were taken because the options were not given."""
+        return in_words(defaults, [name for name in vars(defaults) if getattr(self, name) is None])
+
+
+def _or(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
+def read_cluster(text: str) -> Cluster:
+    """A cluster from `2x4`, `p4de:4` or `p4de:4x8`.
+
+    Raises:
+        SpecError: the text reads otherwise, or names no preset.
+    """
+    found = re.fullmatch(r"(?:(\w+):(\d+)(?:x(\d+))?|(\d+)x(\d+))", text)
+    if found is None:
+        raise SpecError(f"cluster {text!r} cannot be read; write {CLUSTER_FORMS}")
+    preset, nodes, devices, plain_nodes, plain_devices = found.groups()
+    if preset is None:
+        return Cluster(nodes=int(plain_nodes), devices_per_node=int(plain_devices))
+    count = None if devices is None else int(devices)
+    return Cluster.preset(preset, nodes=int(nodes), devices_per_node=count)
+
+
+def read_heads(text: str, head_dim: int, dtype: str) -> AttentionSpec:
+    """Heads from `8/2`, or `8` for as many key heads as query heads.
+
+    Raises:
+        SpecError: the text reads otherwise, or the counts or the dtype are illegal.
+    """
+    found = re.fullmatch(r"(\d+)(?:/(\d+))?", text)
+    if found is None:
+        raise SpecError(f"heads {text!r} cannot be read; write QUERY/KEY, e.g. 8/2")
+    q_heads, kv_heads = found.groups()
+    return AttentionSpec(
+        num_q_heads=int(q_heads),
+        num_kv_heads=int(kv_heads or q_heads),
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+
+
+def read_limits(text: str) -> Limits:
+    """Limits from `inter_node=0.4,intra_node=0.1`; what is not named keeps its default.
+
+    Raises:
+        SpecError: an unknown name, or no number.
+    """
+    _, options = parse_request(f"limits:{text}")
+    unknown = [name for name in options if name not in ("inter_node", "intra_node")]
+    if unknown:
+        raise SpecError(f"no limit is named {unknown[0]!r}; legal: inter_node, intra_node")
+    try:
+        return msgspec.convert(options, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"limits {text!r} cannot be read: {error}") from error
