@@ -120,7 +120,7 @@ def _candidates(a: IntArray, b: IntArray) -> Iterator[tuple[IntArray, IntArray]]
     yield from min(joins, key=len).couples()
 
 
-def _overlaps(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
+def overlaps(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
     """Find all (i, j) for which canonical slices a[i] and b[j] share a pair, sorted."""
     found = [np.empty((2, 0), dtype=np.int64)]
     for i, j in _candidates(a, b):
@@ -150,7 +150,7 @@ def overlapping(slices: IntArray) -> tuple[int, int] | None:
 def intersect(a: IntArray, b: IntArray) -> IntArray:
     """Return the pairs that both sets allow."""
     a, b = normalize(a), normalize(b)
-    i, j = _overlaps(a, b)
+    i, j = overlaps(a, b)
     return simplify(_meet(a[i], b[j])[0])
 
 
@@ -173,7 +173,7 @@ def complement(a: IntArray, q_len: int, kv_len: int) -> IntArray:
 
 def _difference(a: IntArray, b: IntArray) -> IntArray:
     """Subtract canonical sets without merging the pieces."""
-    part, other = _overlaps(a, b)
+    part, other = overlaps(a, b)
     parts = a
     for axis in (0, 1):
         parts, part, other = _cut_between(parts, part, other, b, axis)

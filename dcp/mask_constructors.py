@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
@@ -236,7 +236,7 @@ class _SharedQuestion(Mask):
 
 def shared_question(
     *,
-    answer_lengths: Sequence[int] | None = None,
+    answer_lengths: Iterable[int] | None = None,
     question_fraction: float | None = None,
     answers: int | None = None,
 ) -> Mask:
@@ -299,7 +299,7 @@ class _Documents(Mask):
         return rows[np.argsort(rows[:, 0], kind="stable")]
 
 
-def documents(lengths: Sequence[int], inner: Mask | None = None) -> Mask:
+def documents(lengths: Iterable[int], inner: Mask | None = None) -> Mask:
     """Documents packed one after another; each query sees keys of its own document only.
 
     Args:
@@ -316,7 +316,7 @@ def documents(lengths: Sequence[int], inner: Mask | None = None) -> Mask:
     return _Documents(_check_all("lengths", lengths), inner)
 
 
-def _check_all(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def _check_all(name: str, values: Iterable[int]) -> tuple[int, ...]:
     """Return non-negative integers as a tuple, or raise MaskError."""
     try:
         listed = list(values)
