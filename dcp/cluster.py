@@ -12,15 +12,95 @@ from dcp.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One kind of link: what a device can send over it.
+    """One kind of link.
 
     Args:
-        bandwidth_bytes_per_s: Bytes a second that one device sends when all send at once.
+        bandwidth_bytes_per_s: Bytes a second through one port, in each direction.
         latency_s: Seconds before the first byte of a message arrives (the α of α–β).
+
+    Raises:
+        SpecError: a rate that is not positive and finite, or a negative latency.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float
+
+    def __post_init__(self) -> None:
+        _check_rate("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        _check_delay("latency_s", self.latency_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """How fast one device is.
+
+    Args:
+        flops_per_s: Attention FLOPs a second, forward, on long full blocks (achieved, not peak).
+        backward_flops_per_s: The same, backward.
+        tile_tokens: Side of the square tile that a kernel skips or computes as a whole: along
+            the border of a mask half a tile is computed for nothing.
+        launch_s: Seconds that starting one kernel costs.
+        memory_bytes_per_s: Memory bandwidth, for what merges and copies blocks.
+
+    Raises:
+        SpecError: a rate that is not positive and finite, or a negative time.
+    """
+
+    flops_per_s: float
+    backward_flops_per_s: float
+    tile_tokens: int
+    launch_s: float
+    memory_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_s", "backward_flops_per_s", "memory_bytes_per_s"):
+            _check_rate(name, getattr(self, name))
+        _check_delay("launch_s", self.launch_s)
+        _check_count("tile_tokens", self.tile_tokens)
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not (np.isfinite(value) and value > 0):
+        raise SpecError(f"{name} is {value}; it must be positive and finite")
+
+
+def _check_delay(name: str, value: float) -> None:
+    if not (np.isfinite(value) and value >= 0):
+        raise SpecError(f"{name} is {value}; it must be finite and 0 or more")
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(f"{name} is {value!r}; it must be an integer of 1 or more")
+
+
+# FlashAttention-2 on A100, head dim 128, causal, long sequences: about 180 TFLOP/s forward and
+# 160 backward (Dao 2023, figures 5 and 6); 2.0 TB/s of HBM (A100 80 GB datasheet).
+A100 = Device(
+    flops_per_s=180e12,
+    backward_flops_per_s=160e12,
+    tile_tokens=128,
+    launch_s=8e-6,
+    memory_bytes_per_s=2.0e12,
+)
+# FlashAttention-3 on H100, the same shapes: about 620 and 520 TFLOP/s (Shah et al. 2024,
+# figures 5 and 6); 3.35 TB/s (H100 SXM datasheet).
+H100 = replace(
+    A100, flops_per_s=620e12, backward_flops_per_s=520e12, launch_s=6e-6, memory_bytes_per_s=3.35e12
+)
+# H100's compute with 4.8 TB/s (H200 datasheet).
+H200 = replace(H100, memory_bytes_per_s=4.8e12)
+# Assumed to reach the same part of its 2250 TFLOP/s dense bfloat16 peak as H100 of its 989;
+# 8 TB/s (B200 datasheet).
+B200 = replace(H100, flops_per_s=1400e12, backward_flops_per_s=1180e12, memory_bytes_per_s=8.0e12)
+# One thread of a CPU running torch's fused attention: measured 80 GFLOP/s in float32.
+CPU_THREAD = Device(
+    flops_per_s=80e9,
+    backward_flops_per_s=80e9,
+    tile_tokens=32,
+    launch_s=20e-6,
+    memory_bytes_per_s=5e9,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,35 +110,29 @@ class Cluster:
     Args:
         nodes: Number of nodes.
         devices_per_node: Devices in each node.
-        flops_per_s: Attention FLOPs that one device does a second (achieved, not peak).
-        intra: Link between devices of a node.
-        inter: Link between devices of different nodes.
+        device: How fast a device is.
+        intra: Link between devices of a node; every device has one port.
+        inter: Link between nodes; its ports are the node's NICs.
+        nics_per_node: NICs of a node, shared evenly by its devices; None for one a device.
         name: Preset's name, for tables.
 
     Raises:
-        SpecError: counts below 1, or rates that are not positive and finite.
+        SpecError: counts below 1, or more NICs than devices.
     """
 
     nodes: int = 1
     devices_per_node: int
-    flops_per_s: float = 200e12
-    intra: Link = Link(bandwidth_bytes_per_s=200e9, latency_s=10e-6)
-    inter: Link = Link(bandwidth_bytes_per_s=6.25e9, latency_s=20e-6)
+    device: Device = A100
+    intra: Link = Link(bandwidth_bytes_per_s=300e9, latency_s=8e-6)
+    inter: Link = Link(bandwidth_bytes_per_s=12.5e9, latency_s=20e-6)
+    nics_per_node: int | None = None
     name: str = "custom"
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "devices_per_node"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SpecError(f"{field} is {value!r}; it must be an integer of 1 or more")
-        rates = {
-            "flops_per_s": self.flops_per_s,
-            "intra.bandwidth_bytes_per_s": self.intra.bandwidth_bytes_per_s,
-            "inter.bandwidth_bytes_per_s": self.inter.bandwidth_bytes_per_s,
-        }
-        for field, rate in rates.items():
-            if not (np.isfinite(rate) and rate > 0):
-                raise SpecError(f"{field} is {rate}; it must be positive and finite")
+        _check_count("nodes", self.nodes)
+        _check_count("devices_per_node", self.devices_per_node)
+        if self.nics_per_node is not None:
+            _check_count("nics_per_node", self.nics_per_node)
 
     @classmethod
     def preset(cls, name: str, *, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
@@ -84,36 +158,50 @@ class Cluster:
         """Node of every device, [num_devices]."""
         return np.arange(self.num_devices) // self.devices_per_node
 
+    @property
+    def device_nic(self) -> IntArray:
+        """NIC that every device sends and receives through, numbered over all nodes."""
+        nics = self.nics_per_node or self.devices_per_node
+        local = np.arange(self.num_devices) % self.devices_per_node
+        return self.device_node * nics + local * nics // self.devices_per_node
+
     def link(self, src: int, dst: int) -> Link:
         """The link that a message from device src to device dst takes."""
         same = src // self.devices_per_node == dst // self.devices_per_node
         return self.intra if same else self.inter
 
 
-# Bandwidths are the vendors' per-direction figures; achieved FLOP rates are those that
-# FlashAttention-2 (Dao 2023, A100) and FlashAttention-3 (Shah et al. 2024, H100) report for
-# long causal sequences, head dim 128, bfloat16, forward.
 PRESETS = {
-    # AWS p4de.24xlarge: 8 A100, NVSwitch 300 GB/s a direction, 4 × 100 Gb/s EFA a node.
-    "p4de": Cluster(
-        devices_per_node=8,
-        flops_per_s=180e12,
-        intra=Link(bandwidth_bytes_per_s=300e9, latency_s=8e-6),
-        inter=Link(bandwidth_bytes_per_s=400e9 / 8 / 8, latency_s=20e-6),
-        name="p4de",
-    ),
-    # NVIDIA DGX H100: 8 H100, NVLink 4 450 GB/s a direction, 8 × 400 Gb/s InfiniBand a node.
+    # AWS p4de.24xlarge: A100 80 GB, NVSwitch 300 GB/s a direction, 4 × 100 Gb/s EFA.
+    "p4de": Cluster(devices_per_node=8, device=A100, nics_per_node=4, name="p4de"),
+    # NVIDIA DGX H100: NVLink 4 450 GB/s a direction, 8 × 400 Gb/s InfiniBand.
     "dgx_h100": Cluster(
         devices_per_node=8,
-        flops_per_s=550e12,
+        device=H100,
         intra=Link(bandwidth_bytes_per_s=450e9, latency_s=6e-6),
         inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
         name="dgx_h100",
     ),
+    # NVIDIA DGX H200: links as DGX H100.
+    "dgx_h200": Cluster(
+        devices_per_node=8,
+        device=H200,
+        intra=Link(bandwidth_bytes_per_s=450e9, latency_s=6e-6),
+        inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
+        name="dgx_h200",
+    ),
+    # NVIDIA DGX B200: NVLink 5 900 GB/s a direction, 8 × 400 Gb/s InfiniBand.
+    "dgx_b200": Cluster(
+        devices_per_node=8,
+        device=B200,
+        intra=Link(bandwidth_bytes_per_s=900e9, latency_s=6e-6),
+        inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
+        name="dgx_b200",
+    ),
     # One CPU machine with gloo over loopback, one thread a rank.
     "local": Cluster(
         devices_per_node=4,
-        flops_per_s=80e9,
+        device=CPU_THREAD,
         intra=Link(bandwidth_bytes_per_s=1e9, latency_s=200e-6),
         inter=Link(bandwidth_bytes_per_s=1e9, latency_s=200e-6),
         name="local",

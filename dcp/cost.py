@@ -1,9 +1,9 @@
-"""The cost model: α–β links and a FLOP rate, played through division by division.
+"""The cost model: how long computing and sending take on a cluster, and a program played through.
 
-A device computes one division after the other. When a division begins, the messages of the next
-step start; a device sends its messages of one link kind one after another, α + bytes / bandwidth
-each, beside its computing. A division begins when the one before is done and the messages of its
-own step have arrived.
+Every rank repeats the same round: wait for the messages of a step, merge what came, launch the
+messages of the next step, compute the division, copy results that are final. Messages move beside
+the computing. They queue, first come first served, at the ports they pass: the two devices' own
+ports inside a node, the two NICs between nodes, so devices that share a NIC share its bandwidth.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
-from dcp.cluster import Cluster
-
-BACKWARD_FLOPS_RATIO = 2.5
+from dcp.cluster import Cluster, Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +23,19 @@ class Estimate:
     Attributes:
         total_s: Until the last rank is done.
         exposed_comm_s: Time that a rank waits for messages, mean over ranks.
+        overlapped_comm_s: Time in which messages reach a rank while it does not wait, mean.
+        idle_s: Time between a rank's end and the last rank's, mean.
     """
 
     total_s: float
     exposed_comm_s: float
+    overlapped_comm_s: float
+    idle_s: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Messages:
-    """What devices send each other in which step, arrays [messages]."""
+    """What ranks send each other, arrays [messages], ordered by (step, src, dst)."""
 
     src: IntArray
     dst: IntArray
@@ -50,50 +52,135 @@ class Messages:
         return cls(src=distinct[:, 1], dst=distinct[:, 2], step=distinct[:, 0], message_bytes=total)
 
 
-def simulate(flops: FloatArray, messages: Messages, cluster: Cluster) -> Estimate:
-    """Play a schedule through.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """Seconds that every rank spends in every step, each [ranks, steps]."""
+
+    reduce_s: FloatArray
+    attention_s: FloatArray
+    copy_s: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """When everything happens, in seconds from the start.
+
+    Attributes:
+        wait_s, begin_s, launch_s, attend_s, end_s: When a rank starts to wait for a step, has its
+            messages, launches the next step, starts to compute, is done, each [ranks, steps].
+        sent_s, arrived_s: When each message enters its first port and is complete, [messages].
+    """
+
+    work: Work
+    messages: Messages
+    wait_s: FloatArray
+    begin_s: FloatArray
+    end_s: FloatArray
+    sent_s: FloatArray
+    arrived_s: FloatArray
+
+    @property
+    def launch_s(self) -> FloatArray:
+        """When every rank launches the messages of the next step, [ranks, steps]."""
+        launch: FloatArray = self.begin_s + self.work.reduce_s
+        return launch
+
+    def estimate(self) -> Estimate:
+        """Totals over ranks."""
+        waits = (self.begin_s - self.wait_s).sum(axis=1)
+        receiving = np.zeros(len(waits))
+        np.add.at(receiving, self.messages.dst, self.arrived_s - self.sent_s)
+        finish = self.end_s[:, -1]
+        total = float(finish.max())
+        return Estimate(
+            total_s=total,
+            exposed_comm_s=float(waits.mean()),
+            overlapped_comm_s=float(np.maximum(receiving - waits, 0).mean()),
+            idle_s=float((total - finish).mean()),
+        )
+
+
+def attention_seconds(
+    device: Device,
+    *,
+    backward: bool,
+    flops_a_pair: IntArray,
+    pairs: IntArray,
+    q_tokens: IntArray,
+    kv_tokens: IntArray,
+) -> FloatArray:
+    """Time of blocks of attention inside a running kernel, [n].
+
+    A kernel works in square tiles: along the border of a mask, half a tile a row is computed for
+    nothing, at most the whole rectangle.
 
     Args:
-        flops: Work of every device in every division, [devices, divisions].
-        messages: All messages, ordered by step, then source.
-        cluster: Rates.
+        device: Rates.
+        backward: Whether gradients are computed: 2.5 times the FLOPs.
+        flops_a_pair: Forward FLOPs of one allowed pair, over all heads of the group, [n].
+        pairs: Allowed pairs, [n].
+        q_tokens, kv_tokens: Size of the blocks, [n].
     """
-    devices, divisions = flops.shape
-    last_step = max(divisions, int(messages.step.max(initial=0)))
-    duration = _durations(messages, cluster)
-    is_inter = cluster.device_node[messages.src] != cluster.device_node[messages.dst]
-    ready = np.zeros(devices)
-    waited = np.zeros(devices)
-    arrival = np.zeros((devices, last_step + 2))
-    link_free = np.zeros((2, devices))
-    edges = np.searchsorted(messages.step, np.arange(last_step + 3))
-    for step in range(last_step + 1):
-        begin = np.maximum(ready, arrival[:, step])
-        waited += begin - ready
-        launched = slice(edges[step + 1], edges[step + 2])
-        for link in (0, 1):
-            chosen = np.flatnonzero(is_inter[launched] == bool(link)) + edges[step + 1]
-            src = messages.src[chosen]
-            start = np.maximum(begin, link_free[link])
-            end = start[src] + _running_sum(src, duration[chosen])
-            np.maximum.at(arrival, (messages.dst[chosen], step + 1), end)
-            np.maximum.at(link_free[link], src, end)
-        ready = begin + (flops[:, step] / cluster.flops_per_s if step < divisions else 0.0)
-    return Estimate(total_s=float(ready.max()), exposed_comm_s=float(waited.mean()))
+    rectangle = q_tokens * kv_tokens
+    wasted = np.where(pairs < rectangle, device.tile_tokens // 2 * q_tokens, 0)
+    computed = np.minimum(pairs + wasted, rectangle)
+    rate = device.backward_flops_per_s / 2.5 if backward else device.flops_per_s
+    seconds: FloatArray = computed * flops_a_pair / rate
+    return seconds
 
 
-def _durations(messages: Messages, cluster: Cluster) -> FloatArray:
-    inter = cluster.device_node[messages.src] != cluster.device_node[messages.dst]
-    latency = np.where(inter, cluster.inter.latency_s, cluster.intra.latency_s)
-    rate = np.where(inter, cluster.inter.bandwidth_bytes_per_s, cluster.intra.bandwidth_bytes_per_s)
-    durations: FloatArray = latency + messages.message_bytes / rate
-    return durations
+def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
+    """Play the ranks' rounds through.
+
+    Args:
+        work: Seconds of every rank in every step; as many steps as the messages need.
+        messages: All messages.
+        cluster: Links and the devices' memory.
+    """
+    from dcp.event_engine import play  # compiled code, loaded when something is simulated
+
+    duration, latency = _message_times(messages, cluster)
+    ports_out, ports_in = _ports(messages, cluster)
+    wait, begin, end, sent, arrived = play(
+        work.reduce_s,
+        work.attention_s + work.copy_s,
+        messages.src,
+        messages.dst,
+        messages.step,
+        duration,
+        latency,
+        ports_out,
+        ports_in,
+    )
+    return Timeline(
+        work=work,
+        messages=messages,
+        wait_s=wait,
+        begin_s=begin,
+        end_s=end,
+        sent_s=sent,
+        arrived_s=arrived,
+    )
 
 
-def _running_sum(owner: IntArray, values: FloatArray) -> FloatArray:
-    """Sum of the values so far, restarting with every new owner; owners are ascending."""
-    total = np.cumsum(values)
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    before = np.concatenate([[0.0], total])[first]
-    since: FloatArray = total - np.repeat(before, np.diff(first, append=len(owner)))
-    return since
+def _crosses_nodes(messages: Messages, cluster: Cluster) -> IntArray:
+    node = cluster.device_node
+    return np.not_equal(node[messages.src], node[messages.dst]).astype(np.int64)
+
+
+def _message_times(messages: Messages, cluster: Cluster) -> tuple[FloatArray, FloatArray]:
+    """Seconds that each message occupies its ports, and its latency."""
+    crosses = _crosses_nodes(messages, cluster)
+    links = (cluster.intra, cluster.inter)
+    bandwidth = np.array([link.bandwidth_bytes_per_s for link in links])[crosses]
+    latency = np.array([link.latency_s for link in links])[crosses]
+    return messages.message_bytes / bandwidth, latency
+
+
+def _ports(messages: Messages, cluster: Cluster) -> tuple[IntArray, IntArray]:
+    """Port that each message leaves and enters through; device ports first, then NICs."""
+    crosses = _crosses_nodes(messages, cluster) == 1
+    nic = cluster.num_devices + cluster.device_nic
+    out = np.where(crosses, nic[messages.src], messages.src)
+    into = np.where(crosses, nic[messages.dst], messages.dst)
+    return out, into

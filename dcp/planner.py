@@ -18,7 +18,7 @@ from dcp.cluster import Cluster
 from dcp.cost import Estimate
 from dcp.cutting import cut
 from dcp.errors import SpecError
-from dcp.estimation import estimate
+from dcp.estimation import simulate_schedule
 from dcp.execution_plan import ExecutionPlan, Origin, PlanContent
 from dcp.instructions import RankPlan
 from dcp.lowering import lower
@@ -191,7 +191,10 @@ class _Job:
         schedules = (arrangement.forward, arrangement.backward)
         for schedule in schedules:
             validate_schedule(blocks, home, device, cluster.num_devices, schedule)
-        forward, backward = (estimate(blocks, device, schedule, cluster) for schedule in schedules)
+        forward, backward = (
+            simulate_schedule(blocks, home, device, schedule, cluster).estimate()
+            for schedule in schedules
+        )
         return _Candidate(
             origin=origin,
             arrangement=arrangement,

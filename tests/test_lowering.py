@@ -54,7 +54,11 @@ def test_partial_gradients_are_merged_before_they_travel_on():
 def test_a_ring_needs_two_received_chunks_however_long_it_is():
     """A chunk is dead once it has been used and forwarded, and its slot is free again."""
     rows = [
-        int(ring_plan(devices=devices, lengths=(8 * devices,)).ranks[0].forward.arena_rows[Buffer.KV_IN])
+        int(
+            ring_plan(devices=devices, lengths=(8 * devices,))
+            .ranks[0]
+            .forward.arena_rows[Buffer.KV_IN]
+        )
         for devices in (4, 8, 16)
     ]
     assert rows == [2 * 8 * 2] * 3

@@ -27,7 +27,9 @@ class Absent(Scheduler):
 def plugins(monkeypatch):
     """Entry points as installed packages would declare them."""
     points = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [p for p in points if p.group == group]
+    )
     registry._plugins.cache_clear()
     yield points
     registry._plugins.cache_clear()
@@ -39,7 +41,9 @@ def test_options_behind_the_name_configure_a_backend():
 
 
 def test_an_unknown_name_lists_the_names_that_exist():
-    with pytest.raises(UnknownBackendError, match="no scheduler is named 'magic'.*paper, sequential"):
+    with pytest.raises(
+        UnknownBackendError, match="no scheduler is named 'magic'.*paper, sequential"
+    ):
         registry.create("schedulers", "magic")
 
 
@@ -58,7 +62,9 @@ def test_options_that_make_no_sense_are_refused_by_name(request_, message):
 
 def test_another_package_adds_a_backend_by_an_entry_point(plugins):
     plugins.append(
-        EntryPoint("theirs", "dcp.backends.sequential_schedule:SequentialSchedule", "dcp.schedulers")
+        EntryPoint(
+            "theirs", "dcp.backends.sequential_schedule:SequentialSchedule", "dcp.schedulers"
+        )
     )
     assert "theirs" in registry.names("schedulers")
     assert registry.create("schedulers", "theirs").name == "sequential"

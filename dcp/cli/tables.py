@@ -106,7 +106,7 @@ def cluster_text(cluster: Cluster) -> str:
     links = f"in a node {_link(cluster.intra)}"
     if nodes > 1:
         links += f", between nodes {_link(cluster.inter)}"
-    return f"cluster {shape}: {cluster.flops_per_s / 1e12:g} TFLOP/s, {links}"
+    return f"cluster {shape}: {cluster.device.flops_per_s / 1e12:g} TFLOP/s, {links}"
 
 
 def _link(link: Link) -> str:
