@@ -35,8 +35,8 @@ class OracleResult:
     dv: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Results that there are, by name; without lse."""
-        named = {"out": self.out, "dq": self.dq, "dk": self.dk, "dv": self.dv}
+        """Results that there are, by name."""
+        named = {"out": self.out, "lse": self.lse, "dq": self.dq, "dk": self.dk, "dv": self.dv}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 

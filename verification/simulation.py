@@ -41,7 +41,7 @@ def simulate(facts: Facts, programs: list[CheckedProgram]) -> set[int]:
     while running:
         moved = [rank.run() for rank in running]
         running = [rank for rank in running if not rank.finished]
-        if not any(moved):
+        if running and not any(moved):
             raise running[0].deadlock([rank.waits_for() for rank in running])
     for rank in ranks:
         rank.check_end()

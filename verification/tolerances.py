@@ -31,10 +31,13 @@ def one_device_attention(
         spec: Heads and scale.
         q, k, v, dout: As for `attention_oracle`; one dtype for all.
     Returns:
-        "out", "dq", "dk" and "dv", in that dtype; 0 in rows without keys.
+        "out", "dq", "dk" and "dv" in that dtype, 0 in rows without keys; "lse" in the
+        accumulator's dtype, -inf there, from the scores as they are.
     """
+    accumulator: torch.dtype = getattr(torch, spec.accumulator_dtype)
     results = {
         "out": torch.zeros_like(q),
+        "lse": torch.full(q.shape[:2], -math.inf, dtype=accumulator),
         "dq": torch.zeros_like(q),
         "dk": torch.zeros_like(k),
         "dv": torch.zeros_like(v),
@@ -54,7 +57,8 @@ def one_device_attention(
             )
             out = _fused(q_part, k_part, v_part, bias, spec)
             dq, dk, dv = torch.autograd.grad(out, (q_part, k_part, v_part), dout[rows])
-            results["out"][rows], results["dq"][rows] = out.detach(), dq
+            lse = _lse(q_part.detach(), k_part.detach(), bias, spec)
+            results["out"][rows], results["lse"][rows], results["dq"][rows] = out.detach(), lse, dq
             results["dk"][keys], results["dv"][keys] = dk, dv
     return results
 
@@ -67,11 +71,19 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, spec: AttentionSpec) -
     return out[0].transpose(0, 1)
 
 
+def _lse(q: Tensor, k: Tensor, bias: Tensor, spec: AttentionSpec) -> Tensor:
+    dtype: torch.dtype = getattr(torch, spec.accumulator_dtype)
+    ratio = spec.num_q_heads // spec.num_kv_heads
+    heads = k.to(dtype).repeat_interleave(ratio, dim=1).permute(1, 2, 0)
+    scores = spec.scale * q.to(dtype).transpose(0, 1) @ heads + bias.to(dtype)
+    return torch.logsumexp(scores, dim=2).T
+
+
 def max_error(actual: Tensor, expected: Tensor) -> float:
     """Largest |actual − expected|; inf where one is NaN or not finite and the other differs."""
     if actual.shape != expected.shape:
         raise AssertionError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-    actual, expected = actual.detach().to(torch.float64), expected.to(torch.float64)
+    actual, expected = actual.detach().to(torch.float64), expected.detach().to(torch.float64)
     error = (actual - expected).abs().masked_fill(actual == expected, 0.0)
     return float(error.nan_to_num(nan=math.inf).max()) if error.numel() else 0.0
 
@@ -79,7 +91,7 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
 def error_budgets(
     batch: Batch, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Float64 results and the largest error allowed in each: "out", "dq", "dk", "dv".
+    """Float64 results and the largest error allowed in each: "out", "lse", "dq", "dk", "dv".
 
     Args:
         batch: Lengths and masks.
@@ -93,9 +105,9 @@ def error_budgets(
         floor = 64 * torch.finfo(torch.float64).eps
         return expected, {name: FLOAT64_RELATIVE * size + floor for name, size in largest.items()}
     one_device = one_device_attention(batch, spec, q, k, v, dout)
-    unit = torch.finfo(q.dtype).eps
     return expected, {
-        name: ONE_DEVICE_FACTOR * max_error(one_device[name], tensor) + unit * largest[name]
+        name: ONE_DEVICE_FACTOR * max_error(one_device[name], tensor)
+        + torch.finfo(one_device[name].dtype).eps * largest[name]
         for name, tensor in expected.items()
     }
 
@@ -112,7 +124,7 @@ def check_within_budget(
         batch: Lengths and masks.
         spec: Heads, scale and dtype.
         inputs: q, k, v and dout, packed in batch order.
-        results: Any of "out", "dq", "dk" and "dv".
+        results: Any of "out", "lse", "dq", "dk" and "dv".
     Returns:
         The error measured in each.
     Raises:
@@ -131,4 +143,5 @@ def check_within_budget(
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
