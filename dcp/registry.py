@@ -28,6 +28,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "schedulers": {
         "paper": "dcp.backends.paper_schedule:PaperSchedule",
+        "overlap": "dcp.backends.overlap_schedule:OverlapSchedule",
         "sequential": "dcp.backends.sequential_schedule:SequentialSchedule",
     },
     "baselines": {

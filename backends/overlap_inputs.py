@@ -1,0 +1,173 @@
+"""Inputs that devices need from elsewhere, and when to let each arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp.arrays import BoolArray, FloatArray, IntArray
+from dcp.cluster import Cluster
+from dcp.cost import attention_seconds
+from dcp.direct_transfers import Touches
+from dcp.scheduling import KEY_INPUT, QUERY_INPUTS, SchedulingProblem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """One input a (block, group, device that is not its home): queries first, then keys.
+
+    Attributes:
+        block, group, home, device: [n].
+        size_bytes: Bytes of all that travels for it: with backward queries, DO too, [n].
+        queries, keys: Where the two kinds stand.
+        of_query, of_key: Input of each computation block, [C]; n where it is at home.
+        comp_s: Seconds of each computation block, [C].
+        comp_device: Device of each computation block, [C].
+        cluster: Devices and links.
+    """
+
+    block: IntArray
+    group: IntArray
+    home: IntArray
+    device: IntArray
+    size_bytes: IntArray
+    queries: slice
+    keys: slice
+    of_query: IntArray
+    of_key: IntArray
+    comp_s: FloatArray
+    comp_device: IntArray
+    cluster: Cluster
+
+    @classmethod
+    def of(cls, problem: SchedulingProblem) -> Inputs:
+        """Inputs of a placed batch in one phase."""
+        blocks = problem.blocks
+        queries = Touches.of(problem, blocks.comp_q)
+        keys = Touches.of(problem, blocks.comp_kv)
+        query_bytes = blocks.data_bytes[list(QUERY_INPUTS[problem.phase])].sum(axis=0)
+        total = len(queries) + len(keys)
+        return cls(
+            block=np.concatenate([queries.block, keys.block]),
+            group=np.concatenate([queries.group, keys.group]),
+            home=np.concatenate([queries.home, keys.home]),
+            device=np.concatenate([queries.device, keys.device]),
+            size_bytes=np.concatenate(
+                [
+                    query_bytes[queries.block, queries.group],
+                    blocks.data_bytes[KEY_INPUT, keys.block, keys.group],
+                ]
+            ),
+            queries=slice(0, len(queries)),
+            keys=slice(len(queries), total),
+            of_query=np.where(queries.index < len(queries), queries.index, total),
+            of_key=keys.index + len(queries),
+            comp_s=attention_seconds(
+                problem.cluster.device,
+                backward=problem.phase == "backward",
+                flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[blocks.comp_group],
+                pairs=blocks.comp_pairs,
+                q_tokens=blocks.token_length[blocks.comp_q],
+                kv_tokens=blocks.token_length[blocks.comp_kv],
+            ),
+            comp_device=problem.comp_device,
+            cluster=problem.cluster,
+        )
+
+    def arrivals(self, steps: int, *, relay: bool) -> tuple[IntArray, IntArray]:
+        """Source and step of every input, [n] each.
+
+        Args:
+            steps: Even shares that the inputs of a device are dealt into at most.
+            relay: Let an input cross to a node once, and go on from there a step later.
+        """
+        step = self._steps(self.home, steps)
+        if not relay:
+            return self.home, step
+        leader = self._leaders(step)
+        source = np.where(self._led(leader), self.device[leader], self.home)
+        step = self._steps(source, steps)
+        return source, np.where(self._led(leader), np.maximum(step, step[leader] + 1), step)
+
+    def departures(
+        self, division: IntArray, *, early: bool, relay: bool
+    ) -> tuple[IntArray, IntArray]:
+        """Destination and step of the partial result that goes with every input, [n] each.
+
+        Args:
+            division: Division of each computation block, [C].
+            early: Send a result as soon as it is complete, rather than after all work.
+            relay: Add the results of a node up before they cross to another.
+        """
+        last = self._last_use(division) if early else np.full(len(self.block), division.max())
+        step = last + 2
+        if not relay:
+            return self.home, step
+        leader = self._leaders(-step)
+        led = self._led(leader)
+        after = np.zeros(len(step), dtype=np.int64)
+        np.maximum.at(after, leader[led], step[led] + 1)
+        return np.where(led, self.device[leader], self.home), np.maximum(step, after)
+
+    def _last_use(self, division: IntArray) -> IntArray:
+        """Last division that computes with each input, [n]."""
+        last = np.zeros(len(self.block) + 1, dtype=np.int64)
+        np.maximum.at(last, self.of_query, division)
+        np.maximum.at(last, self.of_key, division)
+        return last[:-1]
+
+    def _leaders(self, rank: IntArray) -> IntArray:
+        """For every input, the one of lowest rank among those of the same data in its node."""
+        node = self.cluster.device_node[self.device]
+        kind = np.zeros(len(self.block), dtype=np.int64)
+        kind[self.keys] = 1
+        order = np.lexsort((self.device, rank, node, self.group, self.block, kind))
+        same = np.stack([kind, self.block, self.group, node])[:, order]
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = (np.diff(same, axis=1) != 0).any(axis=0)
+        leader = np.zeros(len(order), dtype=np.int64)
+        leader[order] = order[begins][np.cumsum(begins) - 1]
+        return leader
+
+    def _led(self, leader: IntArray) -> BoolArray:
+        """Inputs that travel by way of their leader: from another node, and not leading."""
+        node = self.cluster.device_node
+        crosses = node[self.home] != node[self.device]
+        led: BoolArray = crosses & (leader != np.arange(len(leader)))
+        return led
+
+    def _steps(self, source: IntArray, steps: int) -> IntArray:
+        """Step of every input from 1 on, [n]; each device by itself."""
+        from dcp.backends.overlap_kernel import deal_inputs  # compiled code
+
+        order = np.argsort(self.device, kind="stable")
+        rank = np.empty(len(order) + 1, dtype=np.int64)
+        rank[order], rank[-1] = np.arange(len(order)), -1
+        first, second = rank[self.of_query], rank[self.of_key]
+        waits = (first >= 0) | (second >= 0)
+        local_s = np.zeros(self.cluster.num_devices)
+        np.add.at(local_s, self.comp_device[~waits], self.comp_s[~waits])
+        dealt = deal_inputs(
+            np.searchsorted(self.device[order], np.arange(self.cluster.num_devices + 1)),
+            self._sending_s(source)[order],
+            first[waits],
+            second[waits],
+            self.comp_s[waits],
+            local_s,
+            steps,
+        )
+        step = np.empty(len(order), dtype=np.int64)
+        step[order] = dealt
+        return step
+
+    def _sending_s(self, source: IntArray) -> FloatArray:
+        """Seconds that every input takes on its link when all devices of a node receive."""
+        cluster = self.cluster
+        crosses = cluster.device_node[source] != cluster.device_node[self.device]
+        nics = cluster.nics_per_node or cluster.devices_per_node
+        shared = cluster.inter.bandwidth_bytes_per_s * nics / cluster.devices_per_node
+        seconds: FloatArray = self.size_bytes / np.where(
+            crosses, shared, cluster.intra.bandwidth_bytes_per_s
+        )
+        return seconds

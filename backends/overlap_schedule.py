@@ -1,0 +1,155 @@
+"""Divisions chosen by simulated time: inputs arrive behind the work that covers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.backends.overlap_inputs import Inputs
+from dcp.direct_transfers import transfer_rows
+from dcp.errors import SpecError
+from dcp.estimation import simulate_schedule
+from dcp.scheduling import (
+    KEY_INPUT,
+    KEY_RESULT,
+    QUERY_INPUTS,
+    QUERY_RESULT,
+    Schedule,
+    Scheduler,
+    SchedulingProblem,
+    Transfers,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapSchedule(Scheduler):
+    """The schedule with the least simulated time among a few, for each phase by itself.
+
+    Each device orders its inputs by the work that they unlock for a second of sending, and lets
+    as many arrive at a step as the division before covers: local work covers the first. What is
+    tried is how many steps to allow, whether an input that several devices of a node need
+    crosses to the node once and is relayed inside, and whether partial results go home as soon
+    as they are complete or all at the end.
+
+    Args:
+        most_steps: Most steps of input transfers tried, 1 or more.
+
+    Raises:
+        SpecError: most_steps below 1.
+
+    Source: list scheduling (Graham 1969) on the dependencies of blocks, inputs and results.
+    """
+
+    name: ClassVar[str] = "overlap"
+    most_steps: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.most_steps, int) or self.most_steps < 1:
+            raise SpecError(
+                f"most_steps is {self.most_steps!r}; it must be an integer of 1 or more"
+            )
+
+    def schedule(self, problem: SchedulingProblem) -> Schedule:
+        """Answer a problem."""
+        inputs = Inputs.of(problem)
+        counts = [1 << power for power in range(self.most_steps.bit_length())]
+        best = min(
+            (_candidate(problem, inputs, _Choice(steps=count)) for count in counts), key=_time
+        )
+        tried = (_candidate(problem, inputs, choice) for choice in _relayed(problem, best.choice))
+        best = min([best, *tried], key=_time)
+        early = _candidate(problem, inputs, replace(best.choice, results_early=True))
+        return min(best, early, key=_time).schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """One candidate."""
+
+    steps: int
+    relay: bool = False
+    results_early: bool = False
+
+
+class _Candidate(NamedTuple):
+    """A choice carried out, and its simulated time."""
+
+    choice: _Choice
+    schedule: Schedule
+    total_s: float
+
+
+def _time(candidate: _Candidate) -> float:
+    return candidate.total_s
+
+
+def _candidate(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> _Candidate:
+    schedule = _arranged(problem, inputs, choice)
+    timeline = simulate_schedule(
+        problem.blocks, problem.token_home, problem.comp_device, schedule, problem.cluster
+    )
+    return _Candidate(choice, schedule, timeline.estimate().total_s)
+
+
+def _relayed(problem: SchedulingProblem, choice: _Choice) -> list[_Choice]:
+    """With relays, which take a step more: the same steps, and twice as many."""
+    cluster = problem.cluster
+    if cluster.nodes == 1 or cluster.devices_per_node == 1:
+        return []
+    return [replace(choice, relay=True, steps=steps) for steps in (choice.steps, 2 * choice.steps)]
+
+
+def _arranged(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> Schedule:
+    """The schedule of one choice."""
+    source, step = inputs.arrivals(choice.steps, relay=choice.relay)
+    division = np.maximum(np.append(step, 0)[inputs.of_query], np.append(step, 0)[inputs.of_key])
+    rows = _input_rows(problem, inputs, source, step)
+    if len(step):
+        target, leave = inputs.departures(division, early=choice.results_early, relay=choice.relay)
+        rows += _result_rows(problem, inputs, target, leave)
+    return Schedule(
+        phase=problem.phase,
+        num_divisions=int(division.max(initial=0)) + 1,
+        comp_division=division,
+        transfers=Transfers.of(np.concatenate(rows)),
+    )
+
+
+def _input_rows(
+    problem: SchedulingProblem, inputs: Inputs, source: IntArray, step: IntArray
+) -> list[IntArray]:
+    kinds = [(kind, inputs.queries) for kind in QUERY_INPUTS[problem.phase]]
+    kinds.append((KEY_INPUT, inputs.keys))
+    return [
+        transfer_rows(
+            kind,
+            inputs.block[part],
+            inputs.group[part],
+            source[part],
+            inputs.device[part],
+            step[part],
+        )
+        for kind, part in kinds
+    ]
+
+
+def _result_rows(
+    problem: SchedulingProblem, inputs: Inputs, target: IntArray, step: IntArray
+) -> list[IntArray]:
+    kinds = [(QUERY_RESULT[problem.phase], inputs.queries)]
+    if problem.phase == "backward":
+        kinds.append((KEY_RESULT, inputs.keys))
+    return [
+        transfer_rows(
+            kind,
+            inputs.block[part],
+            inputs.group[part],
+            inputs.device[part],
+            target[part],
+            step[part],
+        )
+        for kind, part in kinds
+    ]
