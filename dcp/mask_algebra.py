@@ -190,7 +190,7 @@ def _cut_between(
 
     Args:
         parts: Canonical slices [p, 6].
-        part: With other, the couples (index into parts, index into b) that overlap, sorted.
+        part: With other, the couples (index into parts, index into b) that overlap.
         other: See part.
         b: The set to subtract, [m, 6].
         axis: 0 cuts along q, 1 along k.

@@ -110,7 +110,8 @@ def lambda_mask(sink: int, window: int, offset: int = 0) -> Mask:
         sink: Number of first keys, at least 0.
         window: Number of last keys including the query's own position, at least 1.
         offset: Position of the first query in the key sequence.
-    Source: Han et al. 2023 (LM-Infinite); Xiao et al. 2023 (StreamingLLM).
+    Source: Han et al. 2023 (LM-Infinite, arXiv 2308.16137); Xiao et al. 2023 (StreamingLLM,
+        arXiv 2309.17453).
     """
     return _Lambda(
         _check_offset(offset), check_integer("sink", sink, 0), check_integer("window", window, 1)
@@ -185,8 +186,7 @@ def causal_blockwise(block: int, local: int) -> Mask:
     Args:
         block: Tokens of a block, at least 1.
         local: Number of whole blocks before the query's own, at least 0.
-    Source: Jiang et al. 2025 (DCP), causal blockwise mask, after in-context learning with blocks
-        of demonstrations.
+    Source: DCP, arXiv 2510.10620.
     """
     return _CausalBlockwise(check_integer("block", block, 1), check_integer("local", local, 0))
 
@@ -254,7 +254,7 @@ def shared_question(
     Raises:
         MaskError: Other combinations of arguments; later, a sequence shorter than the answers, or
             query and key lengths that differ.
-    Source: Ouyang et al. 2022 (reward models with several answers to one question).
+    Source: DCP, arXiv 2510.10620, after the share-question mask of FlashMask, arXiv 2410.01359.
     """
     if answer_lengths is not None and question_fraction is None and answers is None:
         return _SharedQuestion(_check_all("answer_lengths", answer_lengths), None, None)

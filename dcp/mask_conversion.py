@@ -168,7 +168,7 @@ def from_flashmask(row_indices: npt.ArrayLike, *, causal: bool, q_len: int | Non
 
     Raises:
         MaskError: Wrong shape or type, or a bound outside 0..q_len.
-    Source: Wang et al. 2024 (FlashMask, arXiv 2410.01359), section 4.
+    Source: Wang et al. 2024 (FlashMask, arXiv 2410.01359).
     """
     bounds = _integers("row_indices", row_indices, "[kv_len, 1, 2 or 4]")
     legal = (1, 2) if causal else (2, 4)
