@@ -1,0 +1,36 @@
+"""What every partitioner does with answers: settle degenerate problems, choose the best."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dcp.packing import pack_longest_first
+from dcp.placement import Assignment, PlacementProblem, evaluate
+
+
+def trivial_answer(problem: PlacementProblem) -> Assignment | None:
+    """The answer where there is nothing to decide: one device, or no work; None otherwise."""
+    if problem.cluster.num_devices == 1:
+        return Assignment(np.zeros_like(problem.token_tokens), np.zeros_like(problem.comp_q))
+    if not problem.comp_flops.any():
+        home = pack_longest_first(problem.token_tokens, problem.cluster.num_devices)
+        return Assignment(home, home[problem.comp_q])
+    return None
+
+
+def cheapest(problem: PlacementProblem, answers: list[Assignment]) -> Assignment:
+    """The best of several answers: within the limits, few bytes, even work.
+
+    Bytes between nodes count twice, and all bytes are multiplied by the compute imbalance, so
+    that an answer cannot buy a few bytes with much waiting.
+    """
+    placements = [evaluate(problem, answer) for answer in answers]
+    prices = [
+        (
+            not one.feasible,
+            (one.volume_bytes + one.inter_node_bytes) * one.compute_imbalance,
+            one.compute_imbalance,
+        )
+        for one in placements
+    ]
+    return answers[prices.index(min(prices))]
