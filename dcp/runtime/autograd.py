@@ -51,10 +51,9 @@ class _PlannedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout
+        # Contiguous, so that delta's sums have the same bits whatever the layout.
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         delta = delta_of(out, dout, lse, dlse)
-        if dout.stride(-1) != 1:
-            dout = dout.contiguous()
         grads = ctx.runner.backward(q, k, v, dout, lse, delta)
         needed = zip(ctx.needs_input_grad[1:], grads, strict=True)
         return None, *(grad if wanted else None for wanted, grad in needed)

@@ -1,0 +1,50 @@
+"""Runs a function on several gloo processes, with a hard end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+RankFunction = Callable[[int, int, Path], None]
+"""Called with rank, world size and a folder that all ranks share; must be a module's function."""
+
+
+def run_ranks(
+    function: RankFunction, world_size: int, folder: Path, timeout_s: float = 90.0
+) -> None:
+    """Run a function on fresh processes joined by gloo through a file in `folder`.
+
+    Raises:
+        ProcessRaisedException: a rank raised; shows its traceback.
+        TimeoutError: some rank still ran at the end; all are killed.
+    """
+    context = torch.multiprocessing.start_processes(
+        _rank_main,
+        args=(world_size, folder, function),
+        nprocs=world_size,
+        join=False,
+        start_method="spawn",
+    )
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not context.join(timeout=1.0, grace_period=10.0):
+            if time.monotonic() > deadline:
+                alive = [rank for rank, p in enumerate(context.processes) if p.is_alive()]
+                raise TimeoutError(f"ranks {alive} still run after {timeout_s:g} s")
+    finally:
+        for process in context.processes:
+            process.kill()
+
+
+def _rank_main(rank: int, world_size: int, folder: Path, function: RankFunction) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size
+    )
+    function(rank, world_size, folder)
+    dist.destroy_process_group()
