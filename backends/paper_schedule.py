@@ -38,8 +38,8 @@ class PaperSchedule(Scheduler):
     Raises:
         SpecError: divisions below 1.
     Source: "DCP: Addressing Input Dynamism In Long-Context Training via Dynamic Context
-        Parallelism", arXiv 2510.10620, section 4.3; that
-        shares are carried over, and the limit for all that a device receives, are ours.
+        Parallelism", arXiv 2510.10620, section 4.3. The carrying over of shares and the limit on
+        all that a device receives are ours.
     """
 
     name: ClassVar[str] = "paper"

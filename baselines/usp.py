@@ -56,8 +56,8 @@ class USP(Baseline):
                 raise SpecError(f"{field} is {value!r}; legal: {', '.join(legal)}")
         for field in ("ulysses_degree", "ring_degree"):
             value = getattr(self, field)
-            if value is not None and value < 1:
-                raise SpecError(f"{field} is {value}; it must be 1 or more")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise SpecError(f"{field} is {value!r}; it must be an integer of 1 or more")
 
     def arrange(self, request: BaselineRequest) -> Arrangement:
         """Cut, place and schedule.
