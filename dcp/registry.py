@@ -36,6 +36,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "zigzag": "dcp.baselines.zigzag:Zigzag",
         "ulysses": "dcp.baselines.ulysses:Ulysses",
         "usp": "dcp.baselines.usp:USP",
+        "allgather": "dcp.baselines.allgather:AllGather",
     },
     "kernels": {
         "torch": "dcp.kernels.torch_flash:TorchFlash",
