@@ -35,10 +35,10 @@ def check_messages(facts: Facts, cluster: Cluster, programs: list[CheckedProgram
     """Match the sends of all ranks with their receives in one phase.
 
     Raises:
-        PlanCheckError: steps out of order, a peer that cannot be, or an end without its other.
+        PlanCheckError: a wait for nothing, a peer that cannot be, or an end without its other.
     """
     for program in programs:
-        _check_steps(program.site)
+        _check_waits(program.site)
     sends = [_ends(facts, one, one.sends, len(programs), sending=True) for one in programs]
     receives = [_ends(facts, one, one.receives, len(programs), sending=False) for one in programs]
     sent, received = _in_order(sends), _in_order(receives)
@@ -57,23 +57,37 @@ def check_messages(facts: Facts, cluster: Cluster, programs: list[CheckedProgram
 _SRC, _DST, _STEP, _DATA, _INDEX = range(5)
 
 
-def _check_steps(site: Site) -> None:
-    """Launches come in the order of their steps, so no two ranks can start them crosswise."""
-    launched: dict[int, bool] = {}  # step to whether its receives are still to be waited for
+def _check_waits(site: Site) -> None:
+    """No step is launched twice, and every wait is for a step that is on its way."""
+    waited: dict[int, bool] = {}
     for index, instruction in enumerate(site.instructions):
         if isinstance(instruction, CommLaunch):
-            if launched and instruction.step <= max(launched):
-                raise site.fault(
-                    f"launches step {instruction.step} after step {max(launched)}", index=index
-                )
-            launched[instruction.step] = len(instruction.receives) > 0
+            if instruction.step in waited:
+                raise site.fault(f"launches step {instruction.step} again", index=index)
+            waited[instruction.step] = len(instruction.receives) == 0
         elif isinstance(instruction, CommWait):
-            if not launched.get(instruction.step, False):
+            if waited.get(instruction.step, True):
                 raise site.fault(
                     f"waits for step {instruction.step}, of which nothing is on its way",
                     index=index,
                 )
-            launched[instruction.step] = False
+            waited[instruction.step] = True
+
+
+def check_launch_order(site: Site) -> None:
+    """Launches come in the order of their steps.
+
+    Transports match the messages of two ranks by their order, and with sends that wait for their
+    receives ranks that launch crosswise would block each other.
+    """
+    before = -1
+    for index, instruction in enumerate(site.instructions):
+        if isinstance(instruction, CommLaunch):
+            if instruction.step <= before:
+                raise site.fault(
+                    f"launches step {instruction.step} after step {before}", index=index
+                )
+            before = instruction.step
 
 
 def _ends(

@@ -11,7 +11,7 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.scheduling import Phase
 from dcp.verification.facts import Facts, derive_facts
 from dcp.verification.faults import Site
-from dcp.verification.message_check import Traffic, check_messages
+from dcp.verification.message_check import Traffic, check_launch_order, check_messages
 from dcp.verification.program_check import RESULT_KINDS, CheckedProgram, check_program
 from dcp.verification.simulation import missing_result, simulate
 
@@ -118,6 +118,8 @@ def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traff
     _check_exactly_once(plan, facts, programs)
     traffic = check_messages(facts, plan.cluster, programs)
     results = simulate(facts, programs)
+    for one in programs:
+        check_launch_order(one.site)
     for kind in RESULT_KINDS[phase]:
         missing = missing_result(facts, kind, results)
         if missing is not None:
