@@ -137,7 +137,9 @@ class _Inputs:
         for current in range(1, rounds):
             shares.left = [old + new for old, new in zip(shares.left, share.tolist(), strict=True)]
             waiting = [pair for pair in waiting if not shares.take(pair, step, current)]
-        return np.array(step[:-1], dtype=np.int64)
+        # With few blocks and many divisions, steps may pass in which no limit has anything left.
+        _, used = np.unique(np.array(step[:-1], dtype=np.int64), return_inverse=True)
+        return used + 1
 
 
 @dataclass(kw_only=True, eq=False)
