@@ -1,4 +1,4 @@
-"""Lives of accumulators on one rank: from the first contribution to the send or the final copy."""
+"""Lives of accumulators: from a rank's first contribution to the send or the final copy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from dcp.timeline import attention_time, copy_time, launch_time, wait_time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Accumulators:
-    """Every life of every sum on one rank.
+    """Every life of every sum on every rank.
 
     Attributes:
-        kind, block, group: What is summed, [lives].
+        rank, kind, block, group: Where and what is summed, [lives].
         birth, death: First and last quarter, [lives].
         is_final: The sum is copied to its home output rather than sent, [lives].
         of_comp, comp_is_first: For each result kind, the life that each computation adds to and
-            whether it opens it, [comps of the rank].
-        of_receive, receive_is_first: The same for each receive, [receives]; -1 for inputs.
-        of_send: The life that each send ends, [sends]; -1 for inputs.
+            whether it opens it, in the order of the computations given, [C].
+        of_receive, receive_is_first: The same for each transfer as it arrives; -1 for inputs.
+        of_send: The life that each transfer ends as it leaves; -1 for inputs.
     """
 
+    rank: IntArray
     kind: IntArray
     block: IntArray
     group: IntArray
@@ -41,75 +42,108 @@ class Accumulators:
 
 def trace_accumulators(
     blocks: BlockGraph,
+    comp_device: IntArray,
     schedule: Schedule,
     comps: IntArray,
-    sends: IntArray,
-    receives: IntArray,
     results: tuple[Kind, ...],
 ) -> Accumulators:
-    """Follow the sums of one rank through time.
+    """Follow all sums through time: computations, arrivals and departures of one sum in order.
 
     Args:
         blocks: The batch in blocks.
+        comp_device: Rank of every computation block, [C].
         schedule: The phase.
-        comps, sends, receives: The rank's rows, in program order.
+        comps: Computation blocks in the order of their ranks' programs, [C].
         results: Result kinds of the phase.
     """
     moved = schedule.transfers
-    groups = len(blocks.groups)
+    partial = np.flatnonzero(np.isin(moved.kind, RESULTS))
+    kinds, tokens, groups = len(Kind), max(blocks.num_token_blocks, 1), len(blocks.groups)
 
-    def key_of(kind: IntArray | int, block: IntArray, group: IntArray) -> IntArray:
-        return (kind * blocks.num_token_blocks + block) * groups + group
+    def key(rank: IntArray, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:
+        return ((rank * kinds + kind) * tokens + block) * groups + group
 
-    receive_rows = np.flatnonzero(np.isin(moved.kind[receives], RESULTS))
-    send_rows = np.flatnonzero(np.isin(moved.kind[sends], RESULTS))
-    arriving, leaving = receives[receive_rows], sends[send_rows]
-    division_time = attention_time(schedule.comp_division[comps])
-    keys = [key_of(moved.kind[rows], moved.block[rows], moved.group[rows])
-            for rows in (arriving, leaving)]  # fmt: skip
-    times = [wait_time(moved.step[arriving]), launch_time(moved.step[leaving])]
+    what = moved.kind[partial], moved.block[partial], moved.group[partial]
+    keys = [key(moved.dst[partial], *what), key(moved.src[partial], *what)]
+    times = [wait_time(moved.step[partial]), launch_time(moved.step[partial])]
+    computed_at = attention_time(schedule.comp_division[comps])
     for result in results:
         block = blocks.comp_kv if result == KEY_RESULT else blocks.comp_q
-        keys.append(key_of(int(result), block[comps], blocks.comp_group[comps]))
-        times.append(division_time)
+        keys.append(
+            key(
+                comp_device[comps],
+                np.full(len(comps), int(result)),
+                block[comps],
+                blocks.comp_group[comps],
+            )
+        )
+        times.append(computed_at)
+    life, is_first, table = _lives(keys, times)
 
-    key, time = np.concatenate(keys), np.concatenate(times)
-    is_send = np.zeros(len(key), dtype=bool)
-    is_send[len(arriving) : len(arriving) + len(leaving)] = True
-    order = np.lexsort((np.arange(len(key)), time, key))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (np.diff(key[order]) != 0) | is_send[order][:-1]
-    starts = np.flatnonzero(begins)
-    ends = np.append(starts, len(order))[1:] - 1
-
-    life = np.zeros(len(key), dtype=np.int64)
-    life[order] = np.cumsum(begins) - 1
-    is_first = np.zeros(len(key), dtype=bool)
-    is_first[order] = begins
-
-    last_time, is_final = time[order[ends]], ~is_send[order[ends]]
-    block_and_kind, group = np.divmod(key[order[starts]], groups)
-    kind, block = np.divmod(block_and_kind, max(blocks.num_token_blocks, 1))
-    edges = np.cumsum([len(part) for part in keys])[:-1]
-    lives = np.split(life, edges)
-    firsts = np.split(is_first, edges)
-
-    of_receive = np.full(len(receives), -1)
-    of_receive[receive_rows] = lives[0]
-    receive_is_first = np.zeros(len(receives), dtype=bool)
-    receive_is_first[receive_rows] = firsts[0]
-    of_send = np.full(len(sends), -1)
-    of_send[send_rows] = lives[1]
+    rest, group = np.divmod(table.key, groups)
+    rest, block = np.divmod(rest, tokens)
+    rank, kind = np.divmod(rest, kinds)
+    of_receive = np.full(len(moved), -1)
+    of_receive[partial] = life[0]
+    receive_is_first = np.zeros(len(moved), dtype=bool)
+    receive_is_first[partial] = is_first[0]
+    of_send = np.full(len(moved), -1)
+    of_send[partial] = life[1]
     return Accumulators(
+        rank=rank,
         kind=kind,
         block=block,
         group=group,
-        birth=time[order[starts]],
-        death=np.where(is_final, copy_time(last_time), last_time),
-        is_final=is_final,
-        of_comp=dict(zip(results, lives[2:], strict=True)),
-        comp_is_first=dict(zip(results, firsts[2:], strict=True)),
+        birth=table.first,
+        death=np.where(table.is_sent, table.last, copy_time(table.last)),
+        is_final=~table.is_sent,
+        of_comp=dict(zip(results, life[2:], strict=True)),
+        comp_is_first=dict(zip(results, is_first[2:], strict=True)),
         of_receive=of_receive,
         receive_is_first=receive_is_first,
         of_send=of_send,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Lives:
+    """Key, first and last time of every life, and whether a send ends it, [lives]."""
+
+    key: IntArray
+    first: IntArray
+    last: IntArray
+    is_sent: BoolArray
+
+
+def _lives(
+    keys: list[IntArray], times: list[IntArray]
+) -> tuple[list[IntArray], list[BoolArray], _Lives]:
+    """Cut the events of each key into lives; the second list of events are sends, which end one.
+
+    Events of a key at one time are in the order of the lists and of their rows.
+
+    Returns:
+        The life of every event and whether the event opens it, list by list, and the lives.
+    """
+    key, time = np.concatenate(keys), np.concatenate(times)
+    is_send = np.zeros(len(key), dtype=bool)
+    is_send[len(keys[0]) : len(keys[0]) + len(keys[1])] = True
+    order = np.lexsort((time, key))
+    sorted_key, ends_life = key[order], is_send[order]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (sorted_key[1:] != sorted_key[:-1]) | ends_life[:-1]
+    starts = np.flatnonzero(begins)
+    last = np.append(starts, len(order))[1:] - 1
+
+    life = np.empty(len(key), dtype=np.int64)
+    life[order] = np.cumsum(begins) - 1
+    is_first = np.empty(len(key), dtype=bool)
+    is_first[order] = begins
+    edges = np.cumsum([len(part) for part in keys])[:-1]
+    table = _Lives(
+        key=sorted_key[starts],
+        first=time[order[starts]],
+        last=time[order[last]],
+        is_sent=ends_life[last],
+    )
+    return np.split(life, edges), np.split(is_first, edges), table

@@ -259,16 +259,17 @@ def _loads(where: IntArray, weights: IntArray, bins: int) -> IntArray:
 
 def _volume(problem: PlacementProblem, home: IntArray, comp: IntArray) -> int:
     """Bytes × (distinct places that touch the data block − 1), forward, for one level."""
-    group = problem.comp_group
+    places = int(max(home.max(initial=0), comp.max(initial=0))) + 1
     extra = 0
     for bytes_of, block in (
         (problem.q_side_bytes, problem.comp_q),
         (problem.kv_side_bytes, problem.comp_kv),
     ):
         away = comp != home[block]
-        touched = np.stack([block[away], group[away], comp[away]], axis=1)
-        touched = np.unique(touched, axis=0)
-        extra += int(bytes_of[touched[:, 0], touched[:, 1]].sum())
+        data = block[away] * bytes_of.shape[1] + problem.comp_group[away]
+        touches = np.zeros((bytes_of.size, places), dtype=bool)
+        touches[data, comp[away]] = True
+        extra += int(touches.sum(axis=1) @ bytes_of.reshape(-1))
     return extra
 
 

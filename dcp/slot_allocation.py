@@ -1,52 +1,49 @@
-"""Sharing an arena: slots that never overlap, reused once their content is dead."""
+"""Sharing arenas: slots that never overlap, reused once their content is dead. Compiled."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from heapq import heappop, heappush
-from typing import NamedTuple
-
+import numba
 import numpy as np
 
 from dcp.arrays import IntArray
 
 
-class ArenaSlots(NamedTuple):
-    """Slot of every content, [n], and the arena's slots: offset and size in rows, [slots]."""
-
-    slot: IntArray
-    offset: IntArray
-    size: IntArray
-
-    @property
-    def rows(self) -> int:
-        """Rows of the whole arena."""
-        return int(self.size.sum())
-
-
-def allocate(birth: IntArray, death: IntArray, rows: IntArray) -> ArenaSlots:
+@numba.njit(cache=True)
+def allocate(
+    arena: IntArray, birth: IntArray, death: IntArray, rows: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
     """Give every content a slot for its life; the smallest free slot that fits is reused.
 
     Args:
-        birth, death: First and last time of each content, inclusive, [n], in order of birth.
+        arena: Arena of each content, ascending, [n].
+        birth: First time of each content, ascending within an arena, [n].
+        death: Last time of each content, [n].
         rows: Rows that each content needs, [n].
+
+    Returns:
+        The slot of every content, [n]; the arena and the rows of every slot, [slots]. Slots are
+        numbered over all arenas, in the order of the arenas.
     """
-    slot = np.zeros(len(birth), dtype=np.int64)
-    sizes: list[int] = []
-    free: list[tuple[int, int]] = []  # (size, slot), ascending
-    busy: list[tuple[int, int]] = []  # heap of (death, slot)
-    lives = zip(birth.tolist(), death.tolist(), rows.tolist(), strict=True)
-    for index, (begin, end, need) in enumerate(lives):
-        while busy and busy[0][0] < begin:
-            released = heappop(busy)[1]
-            insort(free, (sizes[released], released))
-        position = bisect_left(free, (need, -1))
-        if position < len(free):
-            chosen = free.pop(position)[1]
-        else:
-            chosen = len(sizes)
-            sizes.append(need)
-        slot[index] = chosen
-        heappush(busy, (end, chosen))
-    size = np.array(sizes, dtype=np.int64)
-    return ArenaSlots(slot, np.cumsum(size) - size, size)
+    count = len(arena)
+    slot = np.empty(count, np.int64)
+    slot_arena = np.empty(count, np.int64)
+    slot_rows = np.empty(count, np.int64)
+    busy_until = np.empty(count, np.int64)
+    slots = first = 0
+    for content in range(count):
+        if content and arena[content] != arena[content - 1]:
+            first = slots
+        best = -1
+        for candidate in range(first, slots):
+            if busy_until[candidate] >= birth[content] or slot_rows[candidate] < rows[content]:
+                continue
+            if best < 0 or slot_rows[candidate] < slot_rows[best]:
+                best = candidate
+        if best < 0:
+            best = slots
+            slot_arena[best] = arena[content]
+            slot_rows[best] = rows[content]
+            slots += 1
+        slot[content] = best
+        busy_until[best] = death[content]
+    return slot, slot_arena[:slots], slot_rows[:slots]

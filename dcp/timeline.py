@@ -1,4 +1,9 @@
-"""Quarters of a step: when things happen inside a program (see `dcp.lowering`)."""
+"""Quarters of a step: when things happen inside a program.
+
+Step s waits and reduces at 4s, launches step s+1 at 4s+1, computes division s at 4s+2 and copies
+final results at 4s+3. A content lives from the quarter that first writes it to the quarter that
+last reads it.
+"""
 
 from __future__ import annotations
 

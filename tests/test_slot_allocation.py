@@ -6,28 +6,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.slot_allocation import allocate
+from dcp.slot_table import offsets_within
 
-lives = st.lists(
-    st.tuples(st.integers(0, 20), st.integers(0, 6), st.integers(1, 9)), max_size=25
+contents = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 6), st.integers(1, 9)),
+    max_size=25,
 )
 
 
 @pytest.mark.property
-@given(lives=lives)
-def test_contents_that_overlap_in_time_have_different_slots_that_fit(lives):
-    lives = sorted(lives)
-    birth, span, rows = np.array(lives, dtype=np.int64).reshape(-1, 3).T
+@given(contents=contents)
+def test_contents_that_overlap_in_time_have_different_slots_that_fit(contents):
+    contents = sorted(contents)
+    arena, birth, span, rows = np.array(contents, dtype=np.int64).reshape(-1, 4).T.copy()
     death = birth + span
-    arena = allocate(birth, death, rows)
-    assert (arena.size[arena.slot] >= rows).all()
-    for first in range(len(lives)):
+    slot, slot_arena, slot_rows = allocate(arena, birth, death, rows)
+    assert (slot_rows[slot] >= rows).all()
+    assert (slot_arena[slot] == arena).all()
+    assert (np.diff(slot_arena) >= 0).all()
+    for first in range(len(contents)):
         for second in range(first):
-            if birth[first] <= death[second]:
-                assert arena.slot[first] != arena.slot[second]
-    assert arena.offset.tolist() == (np.cumsum(arena.size) - arena.size).tolist()
+            if arena[first] == arena[second] and birth[first] <= death[second]:
+                assert slot[first] != slot[second]
 
 
 def test_a_slot_is_reused_once_its_content_is_dead():
-    arena = allocate(np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([4, 4, 4]))
-    assert arena.slot.tolist() == [0, 1, 0]
-    assert arena.rows == 8
+    arena, birth, death = np.zeros(3, np.int64), np.array([0, 1, 2]), np.array([1, 2, 3])
+    slot, _, rows = allocate(arena, birth, death, np.array([4, 4, 4]))
+    assert slot.tolist() == [0, 1, 0]
+    assert rows.tolist() == [4, 4]
+
+
+def test_the_smallest_free_slot_that_fits_is_taken():
+    arena, birth, death = np.zeros(3, np.int64), np.array([0, 0, 1]), np.array([0, 0, 1])
+    slot, _, _ = allocate(arena, birth, death, np.array([9, 4, 3]))
+    assert slot.tolist() == [0, 1, 1]
+
+
+def test_offsets_start_again_with_every_owner():
+    owner, sizes = np.array([0, 0, 2, 2, 2]), np.array([3, 4, 1, 1, 5])
+    assert offsets_within(owner, sizes).tolist() == [0, 3, 0, 1, 2]

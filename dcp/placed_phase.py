@@ -1,0 +1,70 @@
+"""One phase of a placed and scheduled batch, as lowering takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph, Kind
+from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Schedule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedPhase:
+    """Blocks, where they are and when they run.
+
+    Attributes:
+        blocks: The batch in blocks.
+        token_home, comp_device: The placement, [T] and [C].
+        num_ranks: Ranks.
+        schedule: Divisions and transfers.
+        comps: Computation blocks in program order, rank after rank, [C].
+    """
+
+    blocks: BlockGraph
+    token_home: IntArray
+    comp_device: IntArray
+    num_ranks: int
+    schedule: Schedule
+    comps: IntArray
+
+    @classmethod
+    def of(
+        cls,
+        blocks: BlockGraph,
+        token_home: IntArray,
+        comp_device: IntArray,
+        num_ranks: int,
+        schedule: Schedule,
+    ) -> PlacedPhase:
+        """Order the computation blocks by rank, division, group, queries, keys."""
+        comps = np.lexsort(
+            (
+                blocks.comp_kv,
+                blocks.comp_q,
+                blocks.comp_group,
+                schedule.comp_division,
+                comp_device,
+            )
+        )
+        return cls(
+            blocks=blocks,
+            token_home=token_home,
+            comp_device=comp_device,
+            num_ranks=num_ranks,
+            schedule=schedule,
+            comps=comps,
+        )
+
+    @property
+    def inputs(self) -> tuple[Kind, ...]:
+        """Kinds of data block that computing reads."""
+        return (*QUERY_INPUTS[self.schedule.phase], KEY_INPUT)
+
+    @property
+    def results(self) -> tuple[Kind, ...]:
+        """Kinds of data block that computing adds to."""
+        query = QUERY_RESULT[self.schedule.phase]
+        return (query,) if self.schedule.phase == "forward" else (query, KEY_RESULT)
