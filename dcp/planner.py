@@ -29,7 +29,7 @@ from dcp.scheduling import PHASES, Scheduler, SchedulingProblem
 logger = logging.getLogger("dcp")
 
 AUTO_PARTITIONERS = ("greedy",)
-AUTO_SCHEDULERS = ("paper", "sequential")
+AUTO_SCHEDULERS = ("overlap",)
 AUTO_BASELINES = ("ring", "zigzag", "ulysses", "usp")
 
 
