@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +24,14 @@ def run_ranks(
         ProcessRaisedException: a rank raised; shows its traceback.
         TimeoutError: some rank still ran at the end; all are killed.
     """
+    # Ranks are forked from a server that has imported torch once; importing it takes seconds.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "numpy"])
     context = torch.multiprocessing.start_processes(
         _rank_main,
         args=(world_size, folder, function),
         nprocs=world_size,
         join=False,
-        start_method="spawn",
+        start_method="forkserver",
     )
     deadline = time.monotonic() + timeout_s
     try:

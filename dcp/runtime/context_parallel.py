@@ -201,7 +201,11 @@ class ContextParallel:
 
     def _agree(self, plan: ExecutionPlan, device: torch.device) -> None:
         """Before a plan's first communication, check that all ranks hold the same one."""
-        if self._group is None or plan.digest in self._agreed:
+        if self._group is None:
+            return
+        if device.type != "cpu" and dist.get_backend(self._group) == "gloo":
+            raise SpecError(f"gloo moves CPU tensors only, got {device}; use NCCL for a GPU")
+        if plan.digest in self._agreed:
             return
         collectives.compare_digests(plan.digest, self._group, device, self._timeout_s)
         self._agreed[plan.digest] = None
