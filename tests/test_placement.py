@@ -78,6 +78,16 @@ def test_an_infeasible_answer_is_marked_with_the_limit_that_fails():
     assert any("node 0 computes" in line for line in placement.violations)
 
 
+def test_tokens_may_miss_the_tightest_packing_by_the_limit_and_no_more():
+    blocks, problem = problem_of(Batch([400, 398, 2]), block_size=400,
+                                 cluster=Cluster(devices_per_node=2))  # fmt: skip
+    assert problem.token_limit == 400
+    uneven = Assignment(np.array([0, 1, 0]), np.zeros(len(blocks.comp_q), dtype=int))
+    assert not any("tokens" in line for line in evaluate(problem, uneven).violations)
+    alone = Assignment(np.array([0, 0, 1]), np.zeros(len(blocks.comp_q), dtype=int))
+    assert any("798 tokens, limit 404" in line for line in evaluate(problem, alone).violations)
+
+
 def test_a_limit_that_blocks_cannot_meet_gives_way_to_the_tightest_packing():
     """Two whole blocks on four devices: one each on two of them, and a node each."""
     blocks, problem = problem_of(Batch([4]), limits=Limits(inter_node=0, intra_node=0))
@@ -118,6 +128,8 @@ def test_limits_must_be_finite_and_not_negative(bad):
         Limits(intra_node=bad)
     with pytest.raises(SpecError, match="device"):
         Limits(device=bad)
+    with pytest.raises(SpecError, match="tokens"):
+        Limits(tokens=bad)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0])
