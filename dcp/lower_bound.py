@@ -47,7 +47,7 @@ def _cheapest_rectangle(
     pairs: FloatArray, problem: PlacementProblem, blocks: BlockGraph
 ) -> FloatArray:
     """Least (a - owned)⁺·q_cost + (b - owned)⁺·kv_cost over a·b ≥ pairs, [n]."""
-    owned = float(max(problem.token_limit, 1))
+    owned = max(problem.token_allowance, 1.0)
     q_tokens = int((blocks.token_length * blocks.has_q).sum())
     kv_tokens = int((blocks.token_length * blocks.has_kv).sum())
     q_cost = problem.q_side_bytes.sum(axis=0).min() / q_tokens

@@ -117,6 +117,12 @@ class PlacementProblem:
         return keys
 
     @cached_property
+    def token_allowance(self) -> float:
+        """Most tokens a device may hold for an answer to count as feasible."""
+        mean = float(self.token_tokens.sum()) / self.cluster.num_devices
+        return max(self.token_limit, (1 + self.limits.tokens) * mean)
+
+    @cached_property
     def node_compute_limit(self) -> float:
         """Most FLOPs a node may compute."""
         return compute_limit(self.comp_flops, self.cluster.nodes, self.limits.inter_node)
@@ -280,11 +286,10 @@ def _volume(problem: PlacementProblem, home: IntArray, comp: IntArray) -> int:
 def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> list[str]:
     cluster, found = problem.cluster, []
     tokens = _loads(home, problem.token_tokens, cluster.num_devices)
-    token_limit = max(problem.token_limit, (1 + problem.limits.tokens) * float(tokens.mean()))
-    if tokens.max() > token_limit:
+    if tokens.max() > problem.token_allowance:
         found.append(
             f"device {int(tokens.argmax())} holds {int(tokens.max())} tokens, "
-            f"limit {token_limit:.0f}"
+            f"limit {problem.token_allowance:.0f}"
         )
     node = cluster.device_node[device]
     node_flops = _loads(node, problem.comp_flops, cluster.nodes)
