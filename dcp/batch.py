@@ -67,8 +67,8 @@ class Batch:
                 f"{total_tokens}; leave padding out or give it as a sequence of its own"
             )
         self.masks = self._checked_masks(causal() if mask is None else mask)
-        for q_len, kv_len, one in zip(self.q_lengths, self.kv_lengths, self.masks, strict=True):
-            one.slices(q_len, kv_len)  # a mask bound to other lengths is refused here
+        # Also what refuses a mask that is bound to other lengths.
+        self._slices = self._all_slices()
 
     @classmethod
     def from_cu_seqlens(
@@ -105,6 +105,17 @@ class Batch:
             )
         return masks
 
+    def _all_slices(self) -> list[IntArray]:
+        """Slices of every sequence; sequences of one mask and length share them."""
+        known: dict[tuple[int, int, int], IntArray] = {}
+        found = []
+        for q_len, kv_len, mask in zip(self.q_lengths, self.kv_lengths, self.masks, strict=True):
+            key = (id(mask), q_len, kv_len)
+            if key not in known:
+                known[key] = mask.slices(q_len, kv_len)
+            found.append(known[key])
+        return found
+
     def __len__(self) -> int:
         return len(self.q_lengths)
 
@@ -120,7 +131,7 @@ class Batch:
 
     def sequence_slices(self, index: int) -> IntArray:
         """Mask slices of one sequence, [n, 6], in its own coordinates."""
-        return self.masks[index].slices(self.q_lengths[index], self.kv_lengths[index])
+        return self._slices[index]
 
     def __repr__(self) -> str:
         kind = "cross" if self.is_cross else "self"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,7 @@ from dcp.arrays import IntArray
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph, HeadGroups, Side
 from dcp.errors import SpecError
-
-ChunkEdges = Callable[[int], IntArray]
-"""Length of a sequence to the edges [chunks + 1] that no token block may cross."""
+from dcp.token_cuts import ChunkEdges, TokenBlocks, cut_tokens, mask_edges, ranks_within
 
 
 def cut(
@@ -23,6 +20,7 @@ def cut(
     block_size: int,
     *,
     chunk_edges: ChunkEdges | None = None,
+    at_mask_edges: bool = False,
     groups: HeadGroups | None = None,
 ) -> BlockGraph:
     """Cut a batch into token blocks and computation blocks.
@@ -32,6 +30,8 @@ def cut(
         spec: Heads and dtype.
         block_size: Most tokens a block, 1 or more.
         chunk_edges: Extra cuts, for schemes that deal every sequence out in chunks.
+        at_mask_edges: Cut also where many queries stop seeing keys, so that a block whose first
+            few tokens are wanted everywhere need not travel whole.
         groups: Head groups; None for one a KV head.
 
     Raises:
@@ -40,8 +40,9 @@ def cut(
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise SpecError(f"block_size is {block_size!r}; it must be an integer of 1 or more")
     groups = HeadGroups.of(spec) if groups is None else groups
-    tokens = _token_blocks(batch, block_size, chunk_edges)
     table, table_sequence = _sequence_slices(batch)
+    edges = mask_edges(table, table_sequence, block_size) if at_mask_edges else None
+    tokens = cut_tokens(batch, block_size, chunk_edges, edges)
     pieces = _pieces(tokens, table, table_sequence)
     q, kv, pairs, mask, mask_ptr, mask_slices = _merge_pieces(tokens, pieces)
     count = len(groups)
@@ -68,14 +69,6 @@ def cut(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _TokenBlocks:
-    seq: IntArray
-    start: IntArray
-    length: IntArray
-    side: IntArray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Pieces:
     """The part of one mask slice inside one (query block, key block)."""
 
@@ -83,47 +76,6 @@ class _Pieces:
     kv: IntArray
     pairs: IntArray
     rows: IntArray  # slice in sequence coordinates, [n, 6]
-
-
-def _token_blocks(batch: Batch, block_size: int, chunk_edges: ChunkEdges | None) -> _TokenBlocks:
-    if not batch.is_cross:
-        seq, start, length = _cut_lengths(batch.q_lengths, block_size, chunk_edges)
-        return _TokenBlocks(seq=seq, start=start, length=length, side=np.zeros_like(seq))
-    sides = []
-    for side, lengths in ((Side.QUERY, batch.q_lengths), (Side.KEY, batch.kv_lengths)):
-        seq, start, length = _cut_lengths(lengths, block_size, chunk_edges)
-        sides.append(np.stack([seq, start, length, np.full_like(seq, side)]))
-    both = np.concatenate(sides, axis=1)
-    seq, start, length, side_of = both[:, np.argsort(both[0], kind="stable")]
-    return _TokenBlocks(seq=seq, start=start, length=length, side=side_of)
-
-
-def _cut_lengths(
-    lengths: tuple[int, ...], block_size: int, chunk_edges: ChunkEdges | None
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Sequence, start and length of every block, in order."""
-    if chunk_edges is None:
-        chunk_seq = np.arange(len(lengths))
-        chunk_start = np.zeros(len(lengths), dtype=np.int64)
-        chunk_length = np.array(lengths, dtype=np.int64)
-    else:
-        edges = [np.asarray(chunk_edges(length), dtype=np.int64) for length in lengths]
-        counts = np.array([len(edge) - 1 for edge in edges], dtype=np.int64)
-        chunk_seq = np.repeat(np.arange(len(lengths)), counts)
-        empty = np.zeros(0, dtype=np.int64)
-        chunk_start = np.concatenate([edge[:-1] for edge in edges] or [empty])
-        chunk_length = np.concatenate([np.diff(edge) for edge in edges] or [empty])
-    blocks = -(-chunk_length // block_size)
-    chunk = np.repeat(np.arange(len(blocks)), blocks)
-    offset = _ranks_within(blocks) * block_size
-    length = np.minimum(block_size, chunk_length[chunk] - offset)
-    return chunk_seq[chunk], chunk_start[chunk] + offset, length
-
-
-def _ranks_within(counts: IntArray) -> IntArray:
-    """Count 0 … counts[0]-1, then 0 … counts[1]-1, and so on."""
-    starts = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) - np.repeat(starts, counts)
 
 
 def _sequence_slices(batch: Batch) -> tuple[IntArray, IntArray]:
@@ -142,7 +94,7 @@ class _Axis:
     sequence_base: IntArray
 
     @classmethod
-    def of(cls, tokens: _TokenBlocks, other_side: Side, sequences: int) -> _Axis:
+    def of(cls, tokens: TokenBlocks, other_side: Side, sequences: int) -> _Axis:
         block = np.flatnonzero(tokens.side != other_side)
         length = tokens.length[block]
         totals = np.zeros(sequences, dtype=np.int64)
@@ -162,7 +114,7 @@ class _Axis:
         return low, high
 
 
-def _pieces(tokens: _TokenBlocks, table: IntArray, table_sequence: IntArray) -> _Pieces:
+def _pieces(tokens: TokenBlocks, table: IntArray, table_sequence: IntArray) -> _Pieces:
     sequences = int(table_sequence.max(initial=-1)) + 1
     sequences = max(sequences, int(tokens.seq.max(initial=-1)) + 1)
     q_axis = _Axis.of(tokens, Side.KEY, sequences)
@@ -195,18 +147,18 @@ def _expand(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     """Row index and value for every value in low[i] … high[i], inclusive."""
     counts = high - low + 1
     row = np.repeat(np.arange(len(counts)), counts)
-    return row, low[row] + _ranks_within(counts)
+    return row, low[row] + ranks_within(counts)
 
 
 def _rectangle(
-    tokens: _TokenBlocks, q: IntArray, kv: IntArray
+    tokens: TokenBlocks, q: IntArray, kv: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     q0, k0 = tokens.start[q], tokens.start[kv]
     return q0, q0 + tokens.length[q], k0, k0 + tokens.length[kv]
 
 
 def _merge_pieces(
-    tokens: _TokenBlocks, pieces: _Pieces
+    tokens: TokenBlocks, pieces: _Pieces
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
     """Computation blocks (q, kv, pairs, mask) and the mask table (ptr, slices)."""
     key = pieces.q * len(tokens.seq) + pieces.kv

@@ -119,7 +119,7 @@ class _Job:
     ) -> Iterator[_Candidate]:
         """One placement, with each of the schedulers."""
         request = self.request
-        blocks = cut(request.batch, request.spec, request.block_size)
+        blocks = cut(request.batch, request.spec, request.block_size, at_mask_edges=True)
         problem = self._problem(blocks)
         answer = _backend("partitioners", partitioner).place(problem)
         placement = evaluate(problem, answer)

@@ -59,9 +59,9 @@ def dense_from_blocks(batch, blocks, sequence):
 
 
 @pytest.mark.property
-@given(batch=batches(), block_size=st.integers(1, 20))
-def test_computation_blocks_cover_every_allowed_pair_once(batch, block_size):
-    blocks = cut(batch, SPEC, block_size)
+@given(batch=batches(), block_size=st.integers(1, 20), at_mask_edges=st.booleans())
+def test_computation_blocks_cover_every_allowed_pair_once(batch, block_size, at_mask_edges):
+    blocks = cut(batch, SPEC, block_size, at_mask_edges=at_mask_edges)
     for sequence in range(len(batch)):
         mask = batch.masks[sequence]
         dense = mask.dense(batch.q_lengths[sequence], batch.kv_lengths[sequence])
@@ -70,9 +70,9 @@ def test_computation_blocks_cover_every_allowed_pair_once(batch, block_size):
 
 
 @pytest.mark.property
-@given(batch=batches(), block_size=st.integers(1, 20))
-def test_token_blocks_cover_every_token_once_in_order(batch, block_size):
-    blocks = cut(batch, SPEC, block_size)
+@given(batch=batches(), block_size=st.integers(1, 20), at_mask_edges=st.booleans())
+def test_token_blocks_cover_every_token_once_in_order(batch, block_size, at_mask_edges):
+    blocks = cut(batch, SPEC, block_size, at_mask_edges=at_mask_edges)
     assert (blocks.token_length >= 1).all()
     assert (blocks.token_length <= block_size).all()
     for has, offset, lengths in (
@@ -101,6 +101,19 @@ def test_no_block_crosses_a_chunk_edge():
     blocks = cut(Batch([10]), SPEC, 4, chunk_edges=lambda length: np.array([0, 1, 1, 7, length]))
     assert blocks.token_start.tolist() == [0, 1, 5, 7]
     assert blocks.token_length.tolist() == [1, 4, 2, 3]
+
+
+def test_keys_that_everybody_sees_get_a_block_of_their_own():
+    batch = Batch([100], mask=masks.lambda_mask(3, 10))
+    assert cut(batch, SPEC, 10).token_length.tolist() == [10] * 10
+    blocks = cut(batch, SPEC, 10, at_mask_edges=True)
+    assert blocks.token_length.tolist() == [3, *[10] * 9, 7]
+
+
+def test_a_mask_of_many_small_slices_does_not_cut_everything_to_pieces():
+    mask = masks.causal_blockwise(3, 1)
+    blocks = cut(Batch([400], mask=mask), SPEC, 20, at_mask_edges=True)
+    assert blocks.num_token_blocks <= 20 * 1.25 + 5
 
 
 def test_query_and_key_blocks_of_cross_attention_are_apart():
