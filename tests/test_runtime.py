@@ -227,9 +227,7 @@ class TestRefusals:
 
     def test_of_a_plan_whose_message_nobody_receives(self) -> None:
         damaged = without_receives(plan_of(ranks=2, baseline="ring"), rank=1)
-        with pytest.raises(
-            TransportError, match=r"rank 0 sent rank 1 .* step 1 .* nobody"
-        ):
+        with pytest.raises(TransportError, match=r"rank 0 sent rank 1 .* step 1 .* nobody"):
             dcp.run_local(damaged, *random_inputs(BATCH, SPEC)[:3])
 
 
