@@ -165,6 +165,19 @@ class TestGradients:
         assert k.grad is None
         assert v.grad is not None
 
+    def test_are_the_same_under_autocast_and_out_without_autograd(self) -> None:
+        plan = plan_of()
+        q, k, v = inputs_of()
+        out, lse = dcp.run_local(plan, q, k, v, return_lse=True)
+        expected = torch.autograd.grad(lse.sum(), (q, k))
+        with torch.autocast("cpu", torch.bfloat16):
+            again, lse = dcp.run_local(plan, q, k, v, return_lse=True)
+            grads = torch.autograd.grad(lse.sum(), (q, k))
+        assert torch.equal(again, out)
+        assert all(map(torch.equal, grads, expected))
+        with torch.inference_mode():
+            assert torch.equal(dcp.run_local(plan, q, k, v), out)
+
     def test_second_derivatives_are_refused(self) -> None:
         q, k, v = inputs_of()
         out = dcp.run_local(plan_of(), q, k, v)

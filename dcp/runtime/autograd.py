@@ -41,7 +41,8 @@ def attend(runner: Runner, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 class _PlannedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, runner: Runner, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = runner.forward(q, k, v)
+        with torch.autocast(q.device.type, enabled=False):  # dtypes are the plan's
+            out, lse = runner.forward(q, k, v)
         ctx.runner = runner
         ctx.set_materialize_grads(False)  # a result that was not used has gradient None
         ctx.save_for_backward(q, k, v, out, lse)
@@ -54,7 +55,8 @@ class _PlannedAttention(torch.autograd.Function):
         # Contiguous, so that delta's sums have the same bits whatever the layout.
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         delta = delta_of(out, dout, lse, dlse)
-        grads = ctx.runner.backward(q, k, v, dout, lse, delta)
+        with torch.autocast(q.device.type, enabled=False):  # dtypes are the plan's
+            grads = ctx.runner.backward(q, k, v, dout, lse, delta)
         needed = zip(ctx.needs_input_grad[1:], grads, strict=True)
         return None, *(grad if wanted else None for wanted, grad in needed)
 
