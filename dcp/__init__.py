@@ -14,6 +14,7 @@ from dcp.cluster import Cluster, Link
 from dcp.errors import DcpError
 from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Limits
+from dcp.plan_cache import PlanCache
 from dcp.planner import plan
 from dcp.report import PlanReport
 
@@ -31,6 +32,7 @@ __all__ = [
     "ExecutionPlan",
     "Limits",
     "Link",
+    "PlanCache",
     "PlanReport",
     "masks",
     "plan",

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dcp import registry
 from dcp.baseline import Arrangement, Baseline, BaselineRequest
 from dcp.batch import AttentionSpec, Batch
+from dcp.block_size import choose_block_size
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
 from dcp.cost import Estimate
@@ -38,7 +39,7 @@ def plan(
     heads: AttentionSpec,
     cluster: Cluster,
     *,
-    block_size: int = 1024,
+    block_size: int | Literal["auto"] = 1024,
     partitioner: str | Partitioner = "auto",
     scheduler: str | Scheduler = "auto",
     baseline: str | Baseline | None = None,
@@ -52,7 +53,7 @@ def plan(
         batch: Lengths and masks.
         heads: Heads and dtype.
         cluster: Devices and links; the plan has one program a device.
-        block_size: Most tokens a block.
+        block_size: Most tokens a block, or "auto" for one that fits the batch.
         partitioner: Name, "name:option=value,…", an instance, or "auto".
         scheduler: The same. With "auto" for both, static schemes compete too, and the plan with
             the least simulated time wins; the choice is logged once.
@@ -68,7 +69,8 @@ def plan(
         BackendError, PlacementError, ScheduleError: a backend failed or answered wrongly.
     """
     started = time.perf_counter()
-    request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=block_size)
+    size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
+    request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
     job = _Job(request=request, limits=limits or Limits(), seed=seed, budget=budget)
     if baseline is not None:
         if partitioner != "auto" or scheduler != "auto":
