@@ -1,0 +1,123 @@
+"""The torch kernel passes the conformance suite of kernels, and the suite finds faulty kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dcp.kernel_interface import BlockMask
+from dcp.kernels.torch_flash import TorchFlash
+from dcp.verification import kernel_conformance
+from dcp.verification.kernel_conformance import Block, Check, check_block
+from dcp.verification.strategies import HEAD_LAYOUTS, masks_for
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("check", kernel_conformance.checks(DTYPES), ids=str)
+def test_the_torch_kernel_conforms(check: Check) -> None:
+    check.run(TorchFlash())
+
+
+@pytest.mark.property
+@given(data=st.data(), q_len=st.integers(0, 40), kv_len=st.integers(0, 40))
+def test_the_torch_kernel_is_exact_on_any_block(
+    data: st.DataObject, q_len: int, kv_len: int
+) -> None:
+    heads, kv_heads = data.draw(st.sampled_from(HEAD_LAYOUTS))
+    block = Block(
+        q_len=q_len,
+        kv_len=kv_len,
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=data.draw(st.sampled_from([16, 24])),
+        mask=data.draw(st.none() | masks_for(q_len, kv_len)),
+    )
+    check_block(block, TorchFlash(), "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(TorchFlash):
+    """The torch kernel with one fault."""
+
+    fault: str
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if self.fault == "mask ignored":
+            mask = None
+        if self.fault == "mask moved by one" and mask is not None:
+            mask = BlockMask(tuple((*row[:4], row[4] - 1, row[5] - 1) for row in mask.rows))
+        if self.fault == "heads interleaved":
+            ratio = q.shape[1] // k.shape[1]
+            k, v = k.repeat(1, ratio, 1), v.repeat(1, ratio, 1)
+        out, lse = super().forward(q, k, v, mask, scale)
+        if self.fault == "lse in base 2":
+            lse = lse / math.log(2.0)
+        if self.fault == "lse finite without keys":
+            lse = lse.clamp_min(-1e9)
+        if self.fault == "output left alone without keys":
+            out = out.masked_fill((lse == -math.inf)[..., None], 1.0)
+        return out, lse
+
+    def backward(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if self.fault == "delta ignored":
+            arguments = (*arguments[:5], torch.zeros_like(arguments[5]), *arguments[6:])
+        dq, dk, dv = super().backward(*arguments)
+        if self.fault == "dk without scale":
+            dk = dk / arguments[-1]
+        if self.fault == "dv of the first query head only":
+            dv = dv / 2
+        if self.fault == "NaN for rows without key":
+            dq = dq.masked_fill((arguments[4] == -math.inf)[..., None], math.nan)
+        return dq, dk, dv
+
+    def merge(self, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+        if self.fault != "merge by the sigmoid form":
+            super().merge(out, lse, new_out, new_lse)
+            return
+        share = torch.sigmoid(new_lse - lse)
+        out.add_(share[..., None] * (new_out.to(out.dtype) - out))
+        lse.sub_(torch.nn.functional.logsigmoid(lse - new_lse))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "mask ignored",
+        "mask moved by one",
+        "heads interleaved",
+        "lse in base 2",
+        "lse finite without keys",
+        "output left alone without keys",
+        "delta ignored",
+        "dk without scale",
+        "dv of the first query head only",
+        "NaN for rows without key",
+        "merge by the sigmoid form",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_suite_finds_a_fault(fault: str, dtype: str) -> None:
+    failed = []
+    for check in kernel_conformance.checks([dtype]):
+        try:
+            check.run(Faulty(fault=fault))
+        except AssertionError:
+            failed.append(check.name)
+    assert failed
+
+
+def test_the_suite_finds_a_dtype_that_is_not_refused() -> None:
+    (check,) = kernel_conformance.checks([], refused=["float64"])
+    with pytest.raises(AssertionError, match="float64 was not refused"):
+        check.run(TorchFlash())

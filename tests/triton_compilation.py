@@ -1,0 +1,66 @@
+"""Compiles every Triton kernel for GPUs that need not be there; prints what each one needs.
+
+Run in a process of its own, in which Triton's interpreter is not chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from dcp.kernels.triton_launch import load
+from dcp.kernels.triton_tiling import padded_head_dim, tiling
+
+ROW_AND_ITEM = {"forward": (17, 10), "backward_dq": (25, 10), "backward_dkv": (21, 18)}
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+FLOAT32 = ("out", "lse", "new_lse", "dq", "dk_sum", "dv_sum", "lse_home", "lse_arena")
+FLOAT32 += ("delta_home", "delta_arena")
+TABLES = ("tiles", "rows", "items", "slices")
+
+
+def compile_for(capability: int, name: str, dtype: str, head_dim: int) -> dict[str, int]:
+    """Shared memory of a program, and how many matrix products run on tensor cores."""
+    kernel = load(name)
+    constants = {"HEAD_DIM": head_dim, "PADDED": padded_head_dim(head_dim), "UNIT": 8}
+    constants["ROW"], constants["ITEM"] = ROW_AND_ITEM.get(name, (12, 8))
+    tile = tiling(getattr(torch, dtype), head_dim, backward=name != "forward")
+    if name in ROW_AND_ITEM:
+        constants |= {"TILE_Q": tile.queries, "TILE_K": tile.keys}
+    else:
+        constants["TILE"] = 32
+    signature = {}
+    for argument in kernel.arg_names:
+        if argument in constants:
+            signature[argument] = "constexpr"
+        elif argument in TABLES:
+            signature[argument] = "*i64"
+        elif argument.startswith("scale"):
+            signature[argument] = "fp32"
+        else:
+            signature[argument] = "*fp32" if argument in FLOAT32 else f"*{TYPES[dtype]}"
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, argument in enumerate(kernel.arg_names)
+        if signature[argument].startswith("*")
+    }
+    constants_at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants_at, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+    ptx = compiled.asm["ptx"]
+    products = ptx.count("mma.sync") + ptx.count("wgmma.mma_async")
+    return {"shared_bytes": compiled.metadata.shared, "tensor_core_products": products}
+
+
+if __name__ == "__main__":
+    capability, dtype, head_dim, *names = sys.argv[1:]
+    for kernel_name in names:
+        found = compile_for(int(capability), kernel_name, dtype, int(head_dim))
+        print(json.dumps({"kernel": kernel_name, **found}), flush=True)
