@@ -8,8 +8,8 @@ import numpy as np
 
 from dcp.arrays import BoolArray, FloatArray, IntArray
 from dcp.cluster import Cluster
-from dcp.cost import attention_seconds
 from dcp.direct_transfers import Touches
+from dcp.estimation import comp_seconds
 from dcp.scheduling import KEY_INPUT, QUERY_INPUTS, SchedulingProblem
 
 
@@ -63,14 +63,7 @@ class Inputs:
             keys=slice(len(queries), total),
             of_query=np.where(queries.index < len(queries), queries.index, total),
             of_key=keys.index + len(queries),
-            comp_s=attention_seconds(
-                problem.cluster.device,
-                backward=problem.phase == "backward",
-                flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[blocks.comp_group],
-                pairs=blocks.comp_pairs,
-                q_tokens=blocks.token_length[blocks.comp_q],
-                kv_tokens=blocks.token_length[blocks.comp_kv],
-            ),
+            comp_s=comp_seconds(problem),
             comp_device=problem.comp_device,
             cluster=problem.cluster,
         )

@@ -11,7 +11,6 @@ from dcp.arrays import IntArray
 from dcp.backends.overlap_inputs import Inputs
 from dcp.direct_transfers import transfer_rows
 from dcp.errors import SpecError
-from dcp.estimation import simulate_schedule
 from dcp.scheduling import (
     KEY_INPUT,
     KEY_RESULT,
@@ -88,10 +87,7 @@ def _time(candidate: _Candidate) -> float:
 
 def _candidate(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> _Candidate:
     schedule = _arranged(problem, inputs, choice)
-    timeline = simulate_schedule(
-        problem.blocks, problem.token_home, problem.comp_device, schedule, problem.cluster
-    )
-    return _Candidate(choice, schedule, timeline.estimate().total_s)
+    return _Candidate(choice, schedule, problem.timeline(schedule).estimate().total_s)
 
 
 def _relayed(problem: SchedulingProblem, choice: _Choice) -> list[_Choice]:

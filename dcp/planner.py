@@ -19,13 +19,12 @@ from dcp.cluster import Cluster
 from dcp.cost import Estimate
 from dcp.cutting import cut
 from dcp.errors import SpecError
-from dcp.estimation import simulate_schedule
 from dcp.execution_plan import ExecutionPlan, Origin, PlanContent
 from dcp.instructions import RankPlan
 from dcp.lowering import lower
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
-from dcp.scheduling import PHASES, Scheduler, SchedulingProblem
+from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProblem
 
 logger = logging.getLogger("dcp")
 
@@ -46,6 +45,7 @@ def plan(
     limits: Limits | None = None,
     seed: int = 0,
     budget: float = 1.0,
+    cost_model: str | CostModel = "event",
 ) -> ExecutionPlan:
     """Plan a batch for a cluster.
 
@@ -62,6 +62,7 @@ def plan(
         limits: Balance asked for.
         seed: Equal seeds give equal plans.
         budget: Effort of the partitioner, 1.0 for the default.
+        cost_model: What simulated times come from, by name or instance.
 
     Raises:
         SpecError: arguments that do not belong together, or illegal ones.
@@ -71,7 +72,13 @@ def plan(
     started = time.perf_counter()
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
-    job = _Job(request=request, limits=limits or Limits(), seed=seed, budget=budget)
+    job = _Job(
+        request=request,
+        limits=limits or Limits(),
+        seed=seed,
+        budget=budget,
+        cost_model=_backend("cost_models", cost_model),
+    )
     if baseline is not None:
         if partitioner != "auto" or scheduler != "auto":
             raise SpecError(
@@ -108,6 +115,7 @@ class _Job:
     limits: Limits
     seed: int
     budget: float
+    cost_model: CostModel
 
     def static(self, baseline: str | Baseline) -> _Candidate:
         """A static scheme."""
@@ -128,16 +136,7 @@ class _Job:
         for scheduler in schedulers:
             backend: Scheduler = _backend("schedulers", scheduler)
             forward, backward = (
-                backend.schedule(
-                    SchedulingProblem(
-                        blocks=blocks,
-                        token_home=placement.token_home,
-                        comp_device=placement.comp_device,
-                        cluster=request.cluster,
-                        phase=phase,
-                    )
-                )
-                for phase in PHASES
+                backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES
             )
             arrangement = Arrangement(
                 blocks=blocks, assignment=answer, forward=forward, backward=backward
@@ -185,16 +184,29 @@ class _Job:
             blocks, self.request.cluster, limits=self.limits, seed=self.seed, budget=self.budget
         )
 
+    def _to_schedule(
+        self, blocks: BlockGraph, placement: Placement, phase: Phase
+    ) -> SchedulingProblem:
+        return SchedulingProblem(
+            blocks=blocks,
+            token_home=placement.token_home,
+            comp_device=placement.comp_device,
+            cluster=self.request.cluster,
+            phase=phase,
+            cost_model=self.cost_model,
+        )
+
     def _candidate(
         self, origin: Origin, arrangement: Arrangement, placement: Placement
     ) -> _Candidate:
-        blocks, cluster = arrangement.blocks, self.request.cluster
-        home, device = placement.token_home, placement.comp_device
+        blocks, devices = arrangement.blocks, self.request.cluster.num_devices
         schedules = (arrangement.forward, arrangement.backward)
         for schedule in schedules:
-            validate_schedule(blocks, home, device, cluster.num_devices, schedule)
+            validate_schedule(
+                blocks, placement.token_home, placement.comp_device, devices, schedule
+            )
         forward, backward = (
-            simulate_schedule(blocks, home, device, schedule, cluster).estimate()
+            self._to_schedule(blocks, placement, schedule.phase).timeline(schedule).estimate()
             for schedule in schedules
         )
         return _Candidate(

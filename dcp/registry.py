@@ -38,9 +38,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "usp": "dcp.baselines.usp:USP",
         "allgather": "dcp.baselines.allgather:AllGather",
     },
+    "cost_models": {
+        "event": "dcp.estimation:EventModel",
+    },
     "kernels": {
         "torch": "dcp.kernels.torch_flash:TorchFlash",
-        "triton": "dcp.kernels.triton_attention:TritonAttention",
     },
 }
 
@@ -54,7 +56,7 @@ class Entry(NamedTuple):
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Names of a group ("partitioners", "schedulers", "baselines", "kernels"), built-ins first."""
+    """Names of a group, one of the keys of `BUILT_IN`; built-ins first."""
     return (*BUILT_IN[group], *_plugins(group))
 
 

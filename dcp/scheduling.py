@@ -14,7 +14,7 @@ last division n-1 have step n+1: launched when (virtual) division n begins.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
+from dcp.cost import Timeline
 from dcp.placement import Availability
 
 Phase = Literal["forward", "backward"]
@@ -76,15 +77,49 @@ class Schedule:
     transfers: Transfers
 
 
+class CostModel(ABC):
+    """Says how long a phase takes. Implementations are frozen keyword-only dataclasses."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether it can run here; imports nothing heavy."""
+        return Availability(True)
+
+    @abstractmethod
+    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
+        """Play a schedule through. Pure: equal arguments give equal timelines."""
+
+
+def _event_model() -> CostModel:
+    from dcp.estimation import EventModel  # stands above this room
+
+    return EventModel()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SchedulingProblem:
-    """Blocks, where they are, and one phase to schedule."""
+    """Blocks, where they are, and one phase to schedule.
+
+    Attributes:
+        blocks: The batch in blocks.
+        token_home, comp_device: The placement, [T] and [C].
+        cluster: Devices and links.
+        phase: "forward" or "backward".
+        cost_model: What the time of a schedule is judged by.
+    """
 
     blocks: BlockGraph
     token_home: IntArray
     comp_device: IntArray
     cluster: Cluster
     phase: Phase
+    cost_model: CostModel = field(default_factory=_event_model)
+
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """Play an answer through."""
+        return self.cost_model.simulate(self, schedule)
 
 
 class Scheduler(ABC):

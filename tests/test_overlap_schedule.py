@@ -13,7 +13,6 @@ from dcp.blocks import Kind
 from dcp.cluster import Cluster, Link
 from dcp.cutting import cut
 from dcp.errors import SpecError
-from dcp.estimation import simulate_schedule
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, SchedulingProblem
 
@@ -36,10 +35,7 @@ def problem_of(batch, cluster, phase="forward", seed=0, block_size=8, home=None)
 
 
 def seconds(problem, schedule):
-    timeline = simulate_schedule(
-        problem.blocks, problem.token_home, problem.comp_device, schedule, problem.cluster
-    )
-    return timeline.estimate().total_s
+    return problem.timeline(schedule).estimate().total_s
 
 
 @pytest.mark.property

@@ -42,7 +42,7 @@ def test_options_behind_the_name_configure_a_backend():
 
 def test_an_unknown_name_lists_the_names_that_exist():
     with pytest.raises(
-        UnknownBackendError, match="no scheduler is named 'magic'.*paper, sequential"
+        UnknownBackendError, match="no scheduler is named 'magic'.*paper, overlap, sequential"
     ):
         registry.create("schedulers", "magic")
 
