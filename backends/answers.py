@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.packing import pack_longest_first
-from dcp.placement import Assignment, PlacementProblem, evaluate
+from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
 
 def trivial_answer(problem: PlacementProblem) -> Assignment | None:
@@ -16,6 +16,15 @@ def trivial_answer(problem: PlacementProblem) -> Assignment | None:
         home = pack_longest_first(problem.token_tokens, problem.cluster.num_devices)
         return Assignment(home, home[problem.comp_q])
     return None
+
+
+def node_epsilon(limits: Limits) -> float:
+    """How far over the mean to let a node go, as a fraction.
+
+    Where devices are limited over all nodes, half of that slack is left for what whole blocks
+    miss inside a node.
+    """
+    return limits.inter_node if limits.device is None else min(limits.inter_node, limits.device / 2)
 
 
 def cheapest(problem: PlacementProblem, answers: list[Assignment]) -> Assignment:

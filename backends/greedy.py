@@ -78,7 +78,7 @@ class _Rows:
         self._flops_limit = (
             (1 + problem.limits.intra_node) * float(self.flops.sum()) / cluster.num_devices
         )
-        self._token_limit = problem.token_limit
+        self._token_limit = max(problem.token_limit, 1)
         self._load = np.zeros(cluster.num_devices)
         self._held = np.zeros(cluster.num_devices, dtype=np.int64)
         # Whether a device or node computes with the keys of a block.

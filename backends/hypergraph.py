@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.answers import cheapest, trivial_answer
+from dcp.backends.answers import cheapest, node_epsilon, trivial_answer
 from dcp.backends.homes import settle_homes
 from dcp.backends.pairs import Pairs
 from dcp.backends.repair import repair
@@ -84,13 +84,13 @@ def solve_by_levels(
         solver: Called once or twice for every split.
         fixed_vertices: Whether the solver heeds `Hypergraph.fixed`.
     """
-    cluster, limits = problem.cluster, problem.limits
+    cluster = problem.cluster
     splitter = _Splitter(problem, solver, fixed_vertices)
     home, where = splitter.split(
         np.arange(len(problem.token_tokens)),
         np.arange(len(splitter.pairs.q)),
         parts=cluster.nodes,
-        epsilon=limits.inter_node,
+        epsilon=node_epsilon(problem.limits),
         capacity=problem.token_limit * cluster.devices_per_node,
     )
     token_device, pair_device = np.zeros_like(home), np.zeros_like(where)
@@ -100,7 +100,7 @@ def solve_by_levels(
             tokens,
             mine,
             parts=cluster.devices_per_node,
-            epsilon=limits.intra_node,
+            epsilon=splitter.device_epsilon(mine),
             capacity=problem.token_limit,
         )
         first = node * cluster.devices_per_node
@@ -114,10 +114,18 @@ class _Splitter:
 
     def __init__(self, problem: PlacementProblem, solver: Solver, fixed_vertices: bool) -> None:
         self.pairs = Pairs.of(problem)
+        self._problem = problem
         self._tokens = problem.token_tokens
         self._solver = solver
         self._fixed_vertices = fixed_vertices
         self._seed = problem.seed % 2**31
+
+    def device_epsilon(self, mine: IntArray) -> float:
+        """How far over the mean of its node a device may go with these pairs, as a fraction."""
+        problem = self._problem
+        mean = float(self.pairs.flops[mine].sum()) / problem.cluster.devices_per_node
+        overall = problem.overall_compute_limit / mean - 1 if mean else 0.0
+        return max(min(problem.limits.intra_node, overall), 0.0)
 
     def split(
         self, tokens: IntArray, mine: IntArray, *, parts: int, epsilon: float, capacity: int

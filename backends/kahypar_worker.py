@@ -26,10 +26,8 @@ _WIRE = np.dtype("<i8")
 class Job(msgspec.Struct, frozen=True):
     """A placement problem on the wire; arrays as little-endian int64."""
 
-    nodes: int
-    devices_per_node: int
-    inter_node: float
-    intra_node: float
+    cluster: Cluster
+    limits: Limits
     token_limit: int
     seed: int
     groups: int
@@ -44,10 +42,8 @@ class Job(msgspec.Struct, frozen=True):
     def of(cls, problem: PlacementProblem) -> Job:
         """Put a problem on the wire."""
         return cls(
-            nodes=problem.cluster.nodes,
-            devices_per_node=problem.cluster.devices_per_node,
-            inter_node=problem.limits.inter_node,
-            intra_node=problem.limits.intra_node,
+            cluster=problem.cluster,
+            limits=problem.limits,
             token_limit=problem.token_limit,
             seed=problem.seed,
             groups=problem.data_bytes.shape[2],
@@ -70,8 +66,8 @@ class Job(msgspec.Struct, frozen=True):
             comp_kv=from_wire(self.comp_kv),
             comp_group=from_wire(self.comp_group),
             comp_flops=from_wire(self.comp_flops),
-            cluster=Cluster(nodes=self.nodes, devices_per_node=self.devices_per_node),
-            limits=Limits(inter_node=self.inter_node, intra_node=self.intra_node),
+            cluster=self.cluster,
+            limits=self.limits,
             token_limit=self.token_limit,
             seed=self.seed,
         )

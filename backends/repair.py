@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.backends.answers import node_epsilon
 from dcp.backends.homes import settle_homes
 from dcp.backends.touching import Touching
 from dcp.packing import pack_longest_first
-from dcp.placement import Assignment, PlacementProblem
+from dcp.placement import Assignment, PlacementProblem, compute_limit
 
 _ROUNDS = 2
 _MAX_SWEEPS = 4
@@ -39,19 +40,27 @@ def repair(problem: PlacementProblem, answer: Assignment) -> Assignment:
 
 
 def settle_computations(problem: PlacementProblem, home: IntArray, device: IntArray) -> IntArray:
-    """Devices within both compute limits: nodes first, then devices inside each node, [C]."""
+    """Devices within the compute limits: nodes first, then devices inside each node, [C]."""
     cluster, node_of = problem.cluster, problem.cluster.device_node
     nodes = Touching(problem, node_of[home], node_of[device], cluster.nodes)
-    everything = np.arange(len(device))
-    _settle(nodes, everything, np.arange(cluster.nodes), problem.node_compute_limit)
+    node_limit = compute_limit(problem.comp_flops, cluster.nodes, node_epsilon(problem.limits))
+    _settle(nodes, np.arange(len(device)), np.arange(cluster.nodes), node_limit)
 
     devices = Touching(problem, home, device, cluster.num_devices)
     _follow_nodes(devices, node_of, nodes.where)
-    for node in range(cluster.nodes):
-        mine = np.flatnonzero(nodes.where == node)
+    _settle_inside_nodes(problem, devices)
+    if float(devices.loads.max()) > problem.overall_compute_limit:
+        _pack(devices, np.arange(len(device)), np.arange(cluster.num_devices))
+        _settle_inside_nodes(problem, devices)
+    return devices.where
+
+
+def _settle_inside_nodes(problem: PlacementProblem, devices: Touching) -> None:
+    node_of = problem.cluster.device_node
+    for node in range(problem.cluster.nodes):
+        mine = np.flatnonzero(node_of[devices.where] == node)
         limit = problem.device_compute_limit(problem.comp_flops[mine])
         _settle(devices, mine, np.flatnonzero(node_of == node), limit)
-    return devices.where
 
 
 def _follow_nodes(devices: Touching, node_of: IntArray, node: IntArray) -> None:
