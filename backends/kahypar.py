@@ -22,10 +22,11 @@ import msgspec
 
 from dcp import errors
 from dcp.arrays import IntArray
+from dcp.backend import Availability
 from dcp.backends.hypergraph import place_with
 from dcp.backends.kahypar_worker import Answer, Job, from_wire
 from dcp.errors import BackendError, SpecError
-from dcp.placement import Assignment, Availability, Partitioner, PlacementProblem
+from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 WORKER = (sys.executable, "-m", "dcp.backends.kahypar_worker")
 _TAIL_CHARACTERS = 2000

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.backend import Availability
 from dcp.backends.hypergraph import Hypergraph, place_with, solve_by_levels
 from dcp.errors import BackendError, SpecError
-from dcp.placement import Assignment, Availability, Partitioner, PlacementProblem
+from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 PRESETS = (
     "deterministic",

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
+from dcp.backend import Backend
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.placement import Assignment, Availability
+from dcp.placement import Assignment
 from dcp.scheduling import Schedule
 
 
-class Baseline(ABC):
-    """A static scheme: its own cuts, a fixed placement and fixed schedules.
-
-    Implementations are frozen keyword-only dataclasses.
-    """
-
-    name: ClassVar[str]
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Whether it can run here; imports nothing heavy."""
-        return Availability(True)
+class Baseline(Backend):
+    """A static scheme: its own cuts, a fixed placement and fixed schedules."""
 
     @abstractmethod
     def arrange(self, request: BaselineRequest) -> Arrangement:

@@ -171,31 +171,26 @@ class Cluster:
         return self.intra if same else self.inter
 
 
+# NVIDIA DGX H100: NVLink 4 450 GB/s a direction, 8 × 400 Gb/s InfiniBand.
+_DGX_H100 = Cluster(
+    devices_per_node=8,
+    device=H100,
+    intra=Link(bandwidth_bytes_per_s=450e9, latency_s=6e-6),
+    inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
+    name="dgx_h100",
+)
+
 PRESETS = {
     # AWS p4de.24xlarge: A100 80 GB, NVSwitch 300 GB/s a direction, 4 × 100 Gb/s EFA.
     "p4de": Cluster(devices_per_node=8, device=A100, nics_per_node=4, name="p4de"),
-    # NVIDIA DGX H100: NVLink 4 450 GB/s a direction, 8 × 400 Gb/s InfiniBand.
-    "dgx_h100": Cluster(
-        devices_per_node=8,
-        device=H100,
-        intra=Link(bandwidth_bytes_per_s=450e9, latency_s=6e-6),
-        inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
-        name="dgx_h100",
-    ),
+    "dgx_h100": _DGX_H100,
     # NVIDIA DGX H200: links as DGX H100.
-    "dgx_h200": Cluster(
-        devices_per_node=8,
-        device=H200,
-        intra=Link(bandwidth_bytes_per_s=450e9, latency_s=6e-6),
-        inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
-        name="dgx_h200",
-    ),
-    # NVIDIA DGX B200: NVLink 5 900 GB/s a direction, 8 × 400 Gb/s InfiniBand.
-    "dgx_b200": Cluster(
-        devices_per_node=8,
+    "dgx_h200": replace(_DGX_H100, device=H200, name="dgx_h200"),
+    # NVIDIA DGX B200: NVLink 5 900 GB/s a direction, InfiniBand as DGX H100.
+    "dgx_b200": replace(
+        _DGX_H100,
         device=B200,
         intra=Link(bandwidth_bytes_per_s=900e9, latency_s=6e-6),
-        inter=Link(bandwidth_bytes_per_s=50e9, latency_s=10e-6),
         name="dgx_b200",
     ),
     # One CPU machine with gloo over loopback, one thread a rank.

@@ -7,10 +7,9 @@ exactly, so blocks may be computed anywhere and in any order.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
-from dcp.placement import Availability
+from dcp.backend import Backend
 
 MaskRow = tuple[int, int, int, int, int, int]
 
@@ -61,21 +60,14 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class Kernel(ABC):
-    """Attention over blocks. Implementations are frozen keyword-only dataclasses.
+class Kernel(Backend):
+    """Attention over blocks.
 
     Tensors are token-major, [tokens, heads, head_dim]; only their last dimension is contiguous,
     because a head group is a strided view of its caller's tensor. Query head i reads key head
     i // (query heads ÷ key heads). "Accumulator dtype" is float64 for float64 and float32
     otherwise.
     """
-
-    name: ClassVar[str]
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Whether it can run here; imports nothing heavy."""
-        return Availability(True)
 
     @abstractmethod
     def forward(

@@ -6,14 +6,15 @@ whether the limits hold.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.errors import PlacementError, SpecError
@@ -164,22 +165,8 @@ class Assignment(NamedTuple):
     comp_device: IntArray
 
 
-class Availability(NamedTuple):
-    """Whether a backend can run here, and if not, why and what to install."""
-
-    available: bool
-    reason: str = ""
-
-
-class Partitioner(ABC):
-    """Places blocks on devices. Implementations are frozen keyword-only dataclasses."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Whether it can run here; imports nothing heavy."""
-        return Availability(True)
+class Partitioner(Backend):
+    """Places blocks on devices."""
 
     @abstractmethod
     def place(self, problem: PlacementProblem) -> Assignment:

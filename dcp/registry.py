@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dcp.backend import Availability
 from dcp.errors import MissingPackageError, SpecError, UnknownBackendError
-from dcp.placement import Availability
 
 logger = logging.getLogger("dcp")
 

@@ -13,17 +13,17 @@ last division n-1 have step n+1: launched when (virtual) division n begins.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.cost import Timeline
-from dcp.placement import Availability
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -77,15 +77,8 @@ class Schedule:
     transfers: Transfers
 
 
-class CostModel(ABC):
-    """Says how long a phase takes. Implementations are frozen keyword-only dataclasses."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Whether it can run here; imports nothing heavy."""
-        return Availability(True)
+class CostModel(Backend):
+    """Says how long a phase takes."""
 
     @abstractmethod
     def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
@@ -122,15 +115,8 @@ class SchedulingProblem:
         return self.cost_model.simulate(self, schedule)
 
 
-class Scheduler(ABC):
-    """Orders work and transfers. Implementations are frozen keyword-only dataclasses."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Whether it can run here; imports nothing heavy."""
-        return Availability(True)
+class Scheduler(Backend):
+    """Orders work and transfers."""
 
     @abstractmethod
     def schedule(self, problem: SchedulingProblem) -> Schedule:

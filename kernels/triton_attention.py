@@ -17,13 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dcp.backend import Availability
 from dcp.errors import SpecError
 from dcp.kernel_interface import BlockMask, Kernel
 from dcp.kernels import triton_blocks, triton_launch
 from dcp.kernels.triton_blocks import strides
 from dcp.kernels.triton_launch import check, launch, working
 from dcp.kernels.triton_tiling import Tiling, tiling
-from dcp.placement import Availability
 
 _LOG2E = 1.4426950408889634
 _REDUCTION = Tiling(32, 32, 4, 2)

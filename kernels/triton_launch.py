@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcp.backend import Availability
 from dcp.errors import BackendError, DtypeError, MissingPackageError, ShapeError
 from dcp.kernels.triton_tables import Table
 from dcp.kernels.triton_tiling import LARGEST_HEAD_DIM, Tiling, padded_head_dim
-from dcp.placement import Availability
 
 _NOT_INSTALLED = "install the extra `triton` (pip install 'dynamic-context-parallel[triton]')"
 

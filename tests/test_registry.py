@@ -5,8 +5,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from dcp import registry
+from dcp.backend import Availability
 from dcp.errors import MissingPackageError, SpecError, UnknownBackendError
-from dcp.placement import Availability
 from dcp.scheduling import Scheduler
 
 
@@ -42,7 +42,7 @@ def test_options_behind_the_name_configure_a_backend():
 
 def test_an_unknown_name_lists_the_names_that_exist():
     with pytest.raises(
-        UnknownBackendError, match="no scheduler is named 'magic'.*paper, overlap, sequential"
+        UnknownBackendError, match=r"no scheduler is named 'magic'.*paper, overlap, sequential"
     ):
         registry.create("schedulers", "magic")
 
