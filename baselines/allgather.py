@@ -35,6 +35,16 @@ class AllGather(Baseline):
 
     name: ClassVar[str] = "allgather"
 
+    def least_seconds(self, request: BaselineRequest) -> float:
+        """Time in which all other nodes' keys reach a rank, forward and again backward."""
+        spec, cluster, tokens = request.spec, request.cluster, request.batch.num_kv_tokens
+        places = cluster.nodes if cluster.nodes > 1 else cluster.num_devices
+        link = cluster.inter if cluster.nodes > 1 else cluster.intra
+        # Shares are even but for a token a chunk of each sequence.
+        own = tokens / places + 2 * len(request.batch) * cluster.num_devices / places
+        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype_bytes
+        return 2 * max(tokens - own, 0.0) * token_bytes / link.bandwidth_bytes_per_s
+
     def arrange(self, request: BaselineRequest) -> Arrangement:
         """Cut, place and schedule."""
         grid = Grid(ring_degree=request.cluster.num_devices, zigzag=True)

@@ -6,13 +6,14 @@ starts in division 1. Then keys are passed round the rings, one neighbour a divi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
-from dcp.baseline import Arrangement, BaselineRequest
+from dcp.baseline import Arrangement, Baseline, BaselineRequest
 from dcp.baselines.dealing import Grid, deal_heads, place_blocks
 from dcp.blocks import BlockGraph, Kind
 from dcp.cutting import cut
@@ -27,6 +28,47 @@ from dcp.scheduling import (
     Schedule,
     Transfers,
 )
+
+
+class HybridBaseline(Baseline):
+    """A scheme that is a grid of ranks."""
+
+    @abstractmethod
+    def grid(self, request: BaselineRequest) -> Grid:
+        """The grid, of as many ranks as the cluster has devices.
+
+        Raises:
+            SpecError: the scheme cannot serve this request.
+        """
+
+    def arrange(self, request: BaselineRequest) -> Arrangement:
+        """Cut, place and schedule.
+
+        Raises:
+            SpecError: the scheme cannot serve this request.
+        """
+        return arrange_hybrid(request, self.grid(request))
+
+    def least_seconds(self, request: BaselineRequest) -> float:
+        """Time that passing keys round takes, forward and again backward."""
+        return least_ring_seconds(request, self.grid(request))
+
+
+def least_ring_seconds(request: BaselineRequest, grid: Grid) -> float:
+    """Time in which the keys of all other ring shares reach a rank twice, over its slowest link.
+
+    Shares are even but for a token a chunk of each sequence; a rank passes on the keys of at
+    least one head.
+    """
+    spec, cluster = request.spec, request.cluster
+    tokens = request.batch.num_kv_tokens
+    own = tokens / grid.ring_degree + 2 * len(request.batch)
+    heads = max(spec.num_kv_heads // grid.ulysses_degree, 1)
+    token_bytes = 2 * heads * spec.head_dim * spec.dtype_bytes
+    ring = grid.rank(np.arange(grid.ring_degree), np.zeros(1, dtype=np.int64))
+    crosses = len(np.unique(cluster.device_node[ring])) > 1
+    link = cluster.inter if crosses else cluster.intra
+    return 2 * max(tokens - own, 0.0) * token_bytes / link.bandwidth_bytes_per_s
 
 
 def arrange_hybrid(request: BaselineRequest, grid: Grid) -> Arrangement:

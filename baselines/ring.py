@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
-from dcp.baselines.hybrid import arrange_hybrid
+from dcp.baselines.hybrid import HybridBaseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring(Baseline):
+class Ring(HybridBaseline):
     """Rank r of P is home to chunk r of every sequence; keys are passed round.
 
     Forward, each chunk's KV makes P - 1 hops from neighbour to neighbour, also where the mask
@@ -28,6 +28,6 @@ class Ring(Baseline):
 
     name: ClassVar[str] = "ring"
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
-        """Cut, place and schedule."""
-        return arrange_hybrid(request, Grid(ring_degree=request.cluster.num_devices))
+    def grid(self, request: BaselineRequest) -> Grid:
+        """One ring of all ranks."""
+        return Grid(ring_degree=request.cluster.num_devices)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
-from dcp.baselines.hybrid import arrange_hybrid
+from dcp.baselines.hybrid import HybridBaseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ulysses(Baseline):
+class Ulysses(HybridBaseline):
     """Rank r of P is home to chunk r of every sequence and computes 1 / P of the heads.
 
     All-to-alls of Q, K and V come before the work and one of O after it; in each a rank sends
@@ -30,10 +30,6 @@ class Ulysses(Baseline):
 
     name: ClassVar[str] = "ulysses"
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
-        """Cut, place and schedule.
-
-        Raises:
-            SpecError: more ranks than query heads.
-        """
-        return arrange_hybrid(request, Grid(ulysses_degree=request.cluster.num_devices))
+    def grid(self, request: BaselineRequest) -> Grid:
+        """One Ulysses group of all ranks."""
+        return Grid(ulysses_degree=request.cluster.num_devices)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
-from dcp.baselines.hybrid import arrange_hybrid
+from dcp.baselines.hybrid import HybridBaseline
 from dcp.errors import SpecError
 
 Layout = Literal["ulysses_inner", "ring_inner"]
@@ -16,7 +16,7 @@ Chunks = Literal["zigzag", "contiguous"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class USP(Baseline):
+class USP(HybridBaseline):
     """Heads are exchanged inside Ulysses groups, keys are passed round between the groups.
 
     The ranks of a Ulysses group share one ring share (a chunk, or a head and a tail chunk of
@@ -59,21 +59,19 @@ class USP(Baseline):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise SpecError(f"{field} is {value!r}; it must be an integer of 1 or more")
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
-        """Cut, place and schedule.
+    def grid(self, request: BaselineRequest) -> Grid:
+        """Rings across Ulysses groups.
 
         Raises:
-            SpecError: degrees that do not multiply to the number of ranks, or more ranks in a
-                Ulysses group than query heads.
+            SpecError: degrees that do not multiply to the number of ranks.
         """
         ulysses, ring = self._degrees(request.cluster.num_devices, request.spec.num_kv_heads)
-        grid = Grid(
+        return Grid(
             ulysses_degree=ulysses,
             ring_degree=ring,
             zigzag=self.ring == "zigzag",
             ulysses_inner=self.layout == "ulysses_inner",
         )
-        return arrange_hybrid(request, grid)
 
     def _degrees(self, ranks: int, kv_heads: int) -> tuple[int, int]:
         ulysses, ring = self.ulysses_degree, self.ring_degree

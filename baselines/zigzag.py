@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
-from dcp.baselines.hybrid import arrange_hybrid
+from dcp.baselines.hybrid import HybridBaseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zigzag(Baseline):
+class Zigzag(HybridBaseline):
     """Of 2P chunks of every sequence, rank r of P is home to chunks r and 2P - 1 - r.
 
     The KV of both chunks make each hop together; hops and bytes are those of `Ring`. Chunks are
@@ -26,7 +26,6 @@ class Zigzag(Baseline):
 
     name: ClassVar[str] = "zigzag"
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
-        """Cut, place and schedule."""
-        grid = Grid(ring_degree=request.cluster.num_devices, zigzag=True)
-        return arrange_hybrid(request, grid)
+    def grid(self, request: BaselineRequest) -> Grid:
+        """One ring of all ranks, with head and tail chunks."""
+        return Grid(ring_degree=request.cluster.num_devices, zigzag=True)

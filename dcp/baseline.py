@@ -24,6 +24,14 @@ class Baseline(Backend):
             SpecError: the scheme cannot serve this request; says why and what can.
         """
 
+    def least_seconds(self, request: BaselineRequest) -> float:
+        """Time that forward and backward take at least, without arranging anything; 0 if unknown.
+
+        `auto` spares itself a scheme that cannot win.
+        """
+        del request
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BaselineRequest:

@@ -30,7 +30,7 @@ logger = logging.getLogger("dcp")
 
 AUTO_PARTITIONERS = ("greedy",)
 AUTO_SCHEDULERS = ("overlap",)
-AUTO_BASELINES = ("ring", "zigzag", "ulysses", "usp")
+AUTO_BASELINES = ("zigzag", "usp", "ulysses", "ring", "allgather")
 
 
 def plan(
@@ -224,20 +224,30 @@ def _choose(job: _Job, partitioner: str | Partitioner, scheduler: str | Schedule
     schedulers = AUTO_SCHEDULERS if scheduler == "auto" else (scheduler,)
     candidates = [candidate for name in partitioners for candidate in job.planned(name, schedulers)]
     if partitioner == "auto" and scheduler == "auto":
-        candidates += _static_candidates(job)
-    best = min(candidates, key=lambda candidate: candidate.total_s)
+        for name in AUTO_BASELINES:
+            best = min(candidates, key=_total_s)
+            candidates += _static_rival(job, name, best.total_s)
+    best = min(candidates, key=_total_s)
     if len(candidates) > 1:
         times = ", ".join(f"{each.origin} {each.total_s * 1e3:.3f} ms" for each in candidates)
         logger.info("auto chose %s of simulated times: %s", best.origin, times)
     return best
 
 
-def _static_candidates(job: _Job) -> Iterator[_Candidate]:
-    for name in AUTO_BASELINES:
-        try:
-            yield job.static(name)
-        except SpecError as error:
-            logger.info("auto leaves out %s: %s", name, error)
+def _total_s(candidate: _Candidate) -> float:
+    return candidate.total_s
+
+
+def _static_rival(job: _Job, name: str, best_s: float) -> list[_Candidate]:
+    """A static scheme, unless it cannot serve the request or cannot be faster."""
+    try:
+        least = _backend("baselines", name).least_seconds(job.request)
+        if least < best_s:
+            return [job.static(name)]
+        logger.info("auto leaves out %s: its messages alone take %.3f ms", name, least * 1e3)
+    except SpecError as error:
+        logger.info("auto leaves out %s: %s", name, error)
+    return []
 
 
 def _backend(group: str, wanted: Any) -> Any:
