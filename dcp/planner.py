@@ -223,14 +223,20 @@ def _choose(job: _Job, partitioner: str | Partitioner, scheduler: str | Schedule
     partitioners = AUTO_PARTITIONERS if partitioner == "auto" else (partitioner,)
     schedulers = AUTO_SCHEDULERS if scheduler == "auto" else (scheduler,)
     candidates = [candidate for name in partitioners for candidate in job.planned(name, schedulers)]
+    best, left_out = min(candidates, key=_total_s), []
     if partitioner == "auto" and scheduler == "auto":
         for name in AUTO_BASELINES:
-            best = min(candidates, key=_total_s)
-            candidates += _static_rival(job, name, best.total_s)
-    best = min(candidates, key=_total_s)
-    if len(candidates) > 1:
-        times = ", ".join(f"{each.origin} {each.total_s * 1e3:.3f} ms" for each in candidates)
-        logger.info("auto chose %s of simulated times: %s", best.origin, times)
+            try:
+                rival = _static_rival(job, name, best.total_s)
+            except SpecError as error:
+                left_out.append(f"{name}: {error}")
+                continue
+            candidates.append(rival)
+            best = min(best, rival, key=_total_s)
+    times = ", ".join(f"{each.origin} {each.total_s * 1e3:.3f} ms" for each in candidates)
+    if len(candidates) > 1 or left_out:
+        reasons = "; left out " + "; ".join(left_out) if left_out else ""
+        logger.info("auto chose %s of simulated times %s%s", best.origin, times, reasons)
     return best
 
 
@@ -238,16 +244,16 @@ def _total_s(candidate: _Candidate) -> float:
     return candidate.total_s
 
 
-def _static_rival(job: _Job, name: str, best_s: float) -> list[_Candidate]:
-    """A static scheme, unless it cannot serve the request or cannot be faster."""
-    try:
-        least = _backend("baselines", name).least_seconds(job.request)
-        if least < best_s:
-            return [job.static(name)]
-        logger.info("auto leaves out %s: its messages alone take %.3f ms", name, least * 1e3)
-    except SpecError as error:
-        logger.info("auto leaves out %s: %s", name, error)
-    return []
+def _static_rival(job: _Job, name: str, best_s: float) -> _Candidate:
+    """A static scheme.
+
+    Raises:
+        SpecError: it cannot serve the request, or cannot be faster.
+    """
+    least = _backend("baselines", name).least_seconds(job.request)
+    if least >= best_s:
+        raise SpecError(f"its messages alone take {least * 1e3:.3f} ms")
+    return job.static(name)
 
 
 def _backend(group: str, wanted: Any) -> Any:

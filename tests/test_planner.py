@@ -73,12 +73,11 @@ def test_the_time_that_a_static_scheme_takes_at_least_is_true(name, cluster, len
 
 def test_auto_spares_itself_schemes_that_cannot_win(caplog):
     """Dealing 300 short sequences out to 32 ranks would make a million blocks."""
+    cluster = dcp.Cluster(nodes=4, devices_per_node=8)
     with caplog.at_level(logging.INFO, logger="dcp"):
-        chosen = plan(
-            dcp.Batch([200] * 300), dcp.Cluster(nodes=4, devices_per_node=8), block_size=256
-        )
+        chosen = plan(dcp.Batch([200] * 300), cluster, block_size=256)
     assert chosen.origin.baseline is None
-    assert any("leaves out zigzag: its messages alone" in line for line in caplog.messages)
+    assert "zigzag: its messages alone take" in caplog.text
 
 
 def test_auto_logs_its_choice_once_with_the_times_it_compared(caplog):
