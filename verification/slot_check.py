@@ -49,7 +49,12 @@ def check_slots(facts: Facts, site: Site, program: Program, home_blocks: IntArra
 
 
 def _check_arenas(site: Site, program: Program) -> None:
-    """Slots of an arena lie inside it and share no row."""
+    """Slots of an arena lie inside it and share no row; only arenas have rows."""
+    rows = program.arena_rows
+    if (rows < 0).any() or rows[np.setdiff1d(np.arange(len(Buffer)), ARENAS)].any():
+        raise site.fault(
+            f"arena_rows are {rows.tolist()}; 0 for home tensors, 0 or more for arenas"
+        )
     number = np.flatnonzero(np.isin(program.slots["buffer"], ARENAS))
     slots = program.slots[number]
     buffer, begin = slots["buffer"], slots["offset"]

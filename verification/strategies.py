@@ -256,15 +256,15 @@ def partitioners() -> st.SearchStrategy[Any]:
 def schedulers() -> st.SearchStrategy[str]:
     """Every scheduler; the paper's with all numbers of divisions."""
     paper = st.integers(1, 6).map(lambda divisions: f"paper:divisions={divisions}")
-    return st.one_of(paper, st.sampled_from(["sequential", "paper"]))
+    return st.one_of(paper, st.sampled_from(available("schedulers")))
 
 
 @st.composite
 def baselines(draw: st.DrawFn, spec: AttentionSpec, cluster: Cluster) -> str:
     """Static schemes that can serve this request."""
     devices = cluster.num_devices
-    name = draw(st.sampled_from(["ring", "zigzag", "ulysses", "usp"]))
-    if name in ("ring", "zigzag"):
+    name = draw(st.sampled_from(available("baselines")))
+    if name not in ("ulysses", "usp"):
         return name
     degrees = [d for d in range(1, devices + 1) if devices % d == 0 and d <= spec.num_q_heads]
     if name == "ulysses" and devices in degrees:

@@ -1,0 +1,99 @@
+"""Random requests, planned, proven and run against the oracle until one fails or time is up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from dcp.verification.local_run import check_numbers
+from dcp.verification.plan_checker import check_plan
+from dcp.verification.strategies import Case, cases
+
+_EXAMPLES_A_ROUND = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzResult:
+    """What fuzzing found.
+
+    Attributes:
+        examples: Requests that were tried and held.
+        case: The smallest request found that does not hold; None where all do.
+        error: What is wrong with it.
+    """
+
+    examples: int
+    case: Case | None = None
+    error: Exception | None = None
+
+
+def check_case(case: Case, data_seed: int = 0) -> None:
+    """Plan a request, prove the plan, run it and hold it against the oracle.
+
+    Raises:
+        PlanCheckError: the plan is wrong.
+        AssertionError: a result is beyond its error budget.
+    """
+    plan = case.plan()
+    check_plan(plan)
+    check_numbers(case.batch, plan, seed=data_seed)
+
+
+def fuzz(
+    *,
+    seconds: float = math.inf,
+    examples: float = math.inf,
+    first_seed: int = 0,
+    dtype: str = "float64",
+    check: Callable[[Case, int], None] = check_case,
+) -> FuzzResult:
+    """Try random requests; the first that fails is made as small as possible.
+
+    Args:
+        seconds: Stop after the round of 50 requests that passes this time.
+        examples: Stop after this many requests.
+        first_seed: Equal seeds try equal requests.
+        dtype: Dtype of the tensors.
+        check: What has to hold for a request and a seed of its tensors.
+    """
+    started, tried, round_seed = time.monotonic(), 0, first_seed
+    while tried < examples and time.monotonic() - started < seconds:
+        count = int(min(_EXAMPLES_A_ROUND, examples - tried))
+        found = _round(round_seed, count, dtype, check)
+        if found is not None:
+            case, error = found
+            return FuzzResult(examples=tried, case=case, error=error)
+        tried, round_seed = tried + count, round_seed + 1
+    return FuzzResult(examples=tried)
+
+
+def _round(
+    round_seed: int, examples: int, dtype: str, check: Callable[[Case, int], None]
+) -> tuple[Case, Exception] | None:
+    last: list[Case] = []
+
+    @seed(round_seed)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    @given(case=cases(dtype), data_seed=st.integers(0, 2**16))
+    def attempt(case: Case, data_seed: int) -> None:
+        last[:] = [case]
+        check(case, data_seed)
+
+    try:
+        attempt()
+    except Exception as error:  # whatever it is, it is the finding
+        return last[0], error  # hypothesis ends with the smallest failing request
+    return None
