@@ -1,10 +1,11 @@
-"""The `greedy` partitioner: two constructions, repaired, the cheaper one taken.
+"""The `greedy` partitioner: three constructions, repaired, the cheapest one taken.
 
-`pack_rows` keeps every computation with its queries, so that only keys travel: short sequences
-stay whole, long ones go row by row to where most of their keys are. `bisect` cuts the
-computations themselves in two again and again, along queries or along keys, whichever cuts
-fewer bytes; it wins on long sequences under dense masks, where moving some queries saves many
-keys.
+`deal_in_order` gives every device the next tokens and their queries' computations; it wins where
+attention is local. `pack_rows` also keeps computations with their queries, but short sequences
+stay whole and long ones go row by row to where most of their keys are; it wins on long-tailed
+batches. `bisect` cuts the computations themselves in two again and again, along queries or along
+keys, whichever cuts fewer bytes; it wins on long sequences under dense masks, where moving some
+queries saves many keys.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from dcp.placement import Assignment, Partitioner, PlacementProblem
 _TOLERANCES = (0.03, 0.1)
 """How far a bisection's shares may be off to cut fewer bytes: even work, or few bytes."""
 
+_MOST_MOVES = 1500
+"""Computations that a repair may move at the default budget; a move takes 0.1 ms."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Partitioner):
-    """Packing and recursive bisection, in numpy; no search beyond a short repair.
+    """Dealing, packing and recursive bisection, in numpy; no search beyond a short repair.
 
     Deterministic; the seed changes nothing. The answer holds both limits.
     """
@@ -42,7 +46,25 @@ class Greedy(Partitioner):
         pairs = Pairs.of(problem)
         candidates = [pack_rows(problem, pairs)]
         candidates += [bisect(problem, pairs, tolerance) for tolerance in _TOLERANCES]
+        dealt = deal_in_order(problem)
+        if _moves_needed(problem, dealt) <= _MOST_MOVES * problem.budget:
+            candidates.append(dealt)
         return cheapest(problem, [repair(problem, candidate) for candidate in candidates])
+
+
+def deal_in_order(problem: PlacementProblem) -> Assignment:
+    """Equal runs of tokens to devices in order, every computation at the home of its queries."""
+    devices, ends = problem.cluster.num_devices, np.cumsum(problem.token_tokens)
+    middle = ends - problem.token_tokens / 2
+    home = np.minimum(middle * devices // max(int(ends[-1]), 1), devices - 1).astype(np.int64)
+    return Assignment(home, home[problem.comp_q])
+
+
+def _moves_needed(problem: PlacementProblem, answer: Assignment) -> float:
+    """Computations over the devices' mean, about: how many a repair has to move."""
+    work = loads(answer.comp_device, problem.comp_flops, problem.cluster.num_devices)
+    over = np.maximum(work / work.mean() - 1 - problem.limits.intra_node, 0).mean()
+    return float(over * len(problem.comp_flops))
 
 
 def pack_rows(problem: PlacementProblem, pairs: Pairs) -> Assignment:

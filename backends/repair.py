@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import FloatArray, IntArray
 from dcp.backends.answers import node_epsilon
 from dcp.backends.homes import settle_homes
 from dcp.backends.touching import Touching
@@ -77,7 +77,7 @@ def _settle(touching: Touching, comps: IntArray, places: IntArray, limit: float)
         full = int(places[touching.loads[places].argmax()])
         mine = comps[touching.where[comps] == full]
         if not (
-            _move_out(touching, mine, places, limit, full)
+            _drain(touching, mine, places, limit, full)
             or _exchange(touching, comps, mine, limit, full)
         ):
             _pack(touching, comps, places)
@@ -87,20 +87,41 @@ def _settle(touching: Touching, comps: IntArray, places: IntArray, limit: float)
             break
 
 
-def _move_out(
-    touching: Touching, mine: IntArray, places: IntArray, limit: float, full: int
-) -> bool:
-    """Move the computation that sheds most excess for a byte; False where none fits."""
+def _drain(touching: Touching, mine: IntArray, places: IntArray, limit: float, full: int) -> bool:
+    """Move computations out of a full place, most excess for a byte first; False if none moved."""
     flops = touching.flops[mine]
-    useful = np.minimum(flops, touching.loads[full] - limit)
-    legal = touching.loads[places][None, :] + flops[:, None] <= limit
-    legal &= (useful > 0)[:, None]
-    if not legal.any():
-        return False
-    price = touching.move_cost(mine)[:, places] / np.maximum(useful, 1)[:, None]
-    index, place = np.unravel_index(int(np.where(legal, price, np.inf).argmin()), price.shape)
-    touching.move(int(mine[index]), int(places[place]))
-    return True
+    target, cost = _cheapest_room(touching, mine, places, limit)
+    moved = False
+    while float(touching.loads[full]) > limit:
+        useful = np.minimum(flops, touching.loads[full] - limit)
+        price = np.where(useful > 0, cost / np.maximum(useful, 1), np.inf)
+        index = int(price.argmin())
+        if not np.isfinite(price[index]):
+            break
+        # Places only fill up here, so the cheapest of all is the one to take if it still has room.
+        if touching.loads[target[index]] + flops[index] > limit:
+            changed = np.array([index])
+        else:
+            touching.move(int(mine[index]), int(target[index]))
+            moved = True
+            changed = np.flatnonzero(touching.shares_data(mine, int(mine[index])))
+        target[changed], cost[changed] = _cheapest_room(touching, mine[changed], places, limit)
+        cost[touching.where[mine] != full] = np.inf
+    return moved
+
+
+def _cheapest_room(
+    touching: Touching, comps: IntArray, places: IntArray, limit: float
+) -> tuple[IntArray, FloatArray]:
+    """Where each computation moves at fewest bytes within the limit, and the bytes; inf: nowhere.
+
+    Returns:
+        Place [n] and added bytes [n].
+    """
+    fits = touching.loads[places][None, :] + touching.flops[comps][:, None] <= limit
+    cost = np.where(fits, touching.move_cost(comps)[:, places], np.inf)
+    best = cost.argmin(axis=1)
+    return places[best], cost[np.arange(len(comps)), best]
 
 
 def _exchange(touching: Touching, comps: IntArray, mine: IntArray, limit: float, full: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import BoolArray, IntArray
 from dcp.placement import PlacementProblem
 
 
@@ -63,6 +63,11 @@ class Touching:
             cost += entering - leaving[:, None]
         cost[each, here] = 0
         return cost
+
+    def shares_data(self, comps: IntArray, comp: int) -> BoolArray:
+        """Which of these computation blocks touch a data block that another one touches, [n]."""
+        shared: BoolArray = self._q_row[comps] == self._q_row[comp]
+        return shared | (self._kv_row[comps] == self._kv_row[comp])
 
     def move(self, comp: int, place: int) -> None:
         """Compute a block elsewhere."""
