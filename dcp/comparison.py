@@ -14,9 +14,10 @@ from typing import Literal
 
 from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
+from dcp.cutting import cut
 from dcp.errors import DcpError, MissingPackageError, SpecError
 from dcp.execution_plan import ExecutionPlan
-from dcp.placement import Limits
+from dcp.placement import Limits, PlacementProblem
 from dcp.planner import plan
 from dcp.report import PlanReport
 
@@ -53,7 +54,11 @@ class Strategy:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every strategy plans for."""
+    """What every strategy plans for.
+
+    Raises:
+        SpecError: an illegal block size or budget.
+    """
 
     batches: tuple[Batch, ...]
     spec: AttentionSpec
@@ -62,6 +67,11 @@ class Setting:
     limits: Limits
     seed: int
     budget: float
+
+    def __post_init__(self) -> None:
+        # What no strategy could plan is refused here, not once in every row.
+        nothing = cut(Batch([]), self.spec, self.block_size)
+        PlacementProblem.of(nothing, self.cluster, limits=self.limits, budget=self.budget)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,6 +203,7 @@ def plan_with(setting: Setting, strategy: Strategy, batch: Batch) -> ExecutionPl
 def _row(setting: Setting, strategy: Strategy, on_start: Callable[[Strategy, int], None]) -> Row:
     plans = []
     try:
+        plan_with(setting, strategy, Batch([1]))  # loads what it needs, outside planning time
         for index, batch in enumerate(setting.batches):
             on_start(strategy, index)
             plans.append(plan_with(setting, strategy, batch))

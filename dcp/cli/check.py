@@ -14,7 +14,7 @@ from dcp.execution_plan import ExecutionPlan
 
 
 def check(
-    plans: Annotated[list[Path], typer.Argument(help="Plan files.")],
+    plans: Annotated[list[Path], typer.Argument(help="Plan files.", exists=True, dir_okay=False)],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Prove that plans compute dense attention, without running them.

@@ -148,10 +148,10 @@ def _print_tables(
 ) -> None:
     console = stdout()
     console.print(tables.heading(workload, setting))
-    console.print(tables.figures(comparison))
+    console.print(tables.figures(comparison, console.width))
     console.print(tables.legend(comparison, len(setting.batches)))
     if executions:
-        console.print(tables.executed(comparison, executions))
+        console.print(tables.executed(comparison, executions, console.width))
         console.print(tables.executed_legend(setting, executions, remark))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
@@ -21,20 +22,23 @@ from dcp.report import PlanReport
 from dcp.workloads import Workload
 
 _NO_VALUE = "-"
+_ROOMY = 100  # columns of the terminal
 
 
-def new_table(*columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(columns[0], no_wrap=True, overflow="fold")
+def new_table(width: int, *columns: str) -> Table:
+    """A table whose first column is text and whose others are numbers, never cut short."""
+    gap = 0 if width < _ROOMY else 1  # beside the space that stands between columns anyway
+    table = Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+    table.add_column(columns[0], overflow="fold")
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
-def figures(comparison: Comparison) -> Table:
+def figures(comparison: Comparison, width: int) -> Table:
     """A row a strategy: bytes, balance, planning and estimated time."""
     table = new_table(
+        width,
         "\nstrategy",
         "sent\nMB",
         "inter\nMB",
@@ -147,9 +151,10 @@ def _remarks(row: Row) -> Iterator[str]:
         yield f"{row.strategy.title} is infeasible: {row.violations[0]}{more}"
 
 
-def executed(comparison: Comparison, executions: Executions) -> Table:
+def executed(comparison: Comparison, executions: Executions, width: int) -> Table:
     """A row a strategy: proof, measured time, errors and verdict."""
     table = new_table(
+        width,
         "\nstrategy",
         "\nproven",
         "fwd+bwd\nms",
@@ -181,7 +186,8 @@ def executed_legend(setting: Setting, executions: Executions, small: str) -> Tex
     """How it was executed, what was made small for it, and what went wrong."""
     devices = setting.cluster.num_devices
     processes = counted(devices, "local process", "local processes")
-    lines = [f"Executed on {processes} (gloo, one CPU thread each)."]
+    cores = os.cpu_count() or 1
+    lines = [f"Executed on {processes} (gloo, a CPU thread each) on {counted(cores, 'core')}."]
     if small:
         lines.append(f"Small, because --run was given: {small}.")
     lines += [
