@@ -37,7 +37,8 @@ from dcp.scheduling import Phase
 from dcp.verification import check_plan
 from dcp.verification.strategies import AnyPlacement
 
-BATCH = dcp.Batch([30, 0, 13, 1], mask=masks.lambda_mask(3, 11))
+# Whole blocks, so that every slot is large enough for every block of its kind.
+BATCH = dcp.Batch([30, 0, 15, 5], mask=masks.sliding_window(11))
 HEADS = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
 CLUSTER = dcp.Cluster(nodes=2, devices_per_node=2)
 
