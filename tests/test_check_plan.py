@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -507,13 +508,57 @@ def test_slots_that_are_too_small_are_refused() -> None:
     refused(with_program(plan, rank, "forward", damaged), f"rank {rank}, forward", "with 1 rows")
 
 
+def with_blocks(plan: dcp.ExecutionPlan, **fields: Any) -> dcp.ExecutionPlan:
+    """The plan with some arrays of its blocks replaced."""
+    blocks = replace(plan.blocks, **fields)
+    content = msgspec.structs.replace(plan.content, blocks=blocks)
+    return dcp.ExecutionPlan(content=content, planning_s=0.0)
+
+
+def test_token_blocks_that_leave_a_gap_are_refused() -> None:
+    plan = scattered()
+    start = plan.blocks.token_start.copy()
+    start[2] += 1
+    refused(with_blocks(plan, token_start=start), "block 2: query tokens 11 … 16 of sequence 0")
+
+
+def test_sequences_that_are_longer_than_their_blocks_are_refused() -> None:
+    plan = scattered()
+    lengths = plan.blocks.q_lengths.copy()
+    lengths[-1] += 1
+    refused(with_blocks(plan, q_lengths=lengths), "hold 50 query tokens, the sequences 51")
+
+
+def test_a_query_head_in_two_groups_is_refused() -> None:
+    plan = scattered()
+    groups = replace(plan.blocks.groups, q_start=np.array([0, 1]))
+    refused(with_blocks(plan, groups=groups), "query heads [0, 1, 1, 2]", "exactly one")
+    groups = replace(plan.blocks.groups, kv_head=np.array([1, 0]))
+    refused(with_blocks(plan, groups=groups), "read another key head")
+
+
+def test_mask_slices_that_overlap_or_leave_their_sequence_are_refused() -> None:
+    plan = scattered()
+    slices = plan.blocks.sequence_slices
+    twice = with_blocks(
+        plan,
+        sequence_slices=np.concatenate([slices, slices[:1]]),
+        slice_sequence=np.append(plan.blocks.slice_sequence, plan.blocks.slice_sequence[0]),
+    )
+    refused(twice, "of sequence 0 overlap")
+    outside = slices.copy()
+    outside[0, 1] += 100
+    refused(with_blocks(plan, sequence_slices=outside), "leaves sequence 0")
+
+
+def test_arrays_that_do_not_belong_together_are_refused() -> None:
+    plan = scattered()
+    refused(with_blocks(plan, token_side=plan.blocks.token_side[:-1]), "token_side", "shapes")
+    refused(with_blocks(plan, comp_mask=plan.blocks.comp_mask[:-1]), "comp_mask", "shapes")
+
+
 def test_a_claim_about_the_work_that_the_masks_do_not_bear_out_is_refused() -> None:
     plan = scattered()
     pairs = plan.blocks.comp_pairs.copy()
     pairs[3] += 1
-    blocks = type(plan.blocks)(
-        **{name: getattr(plan.blocks, name) for name in plan.blocks.__dataclass_fields__}
-        | {"comp_pairs": pairs}
-    )
-    content = msgspec.structs.replace(plan.content, blocks=blocks)
-    refused(dcp.ExecutionPlan(content=content, planning_s=0.0), "computation block 3 is (q")
+    refused(with_blocks(plan, comp_pairs=pairs), "computation block 3 is (q")

@@ -98,6 +98,7 @@ def derive_facts(blocks: BlockGraph) -> Facts:
     Raises:
         PlanCheckError: token blocks, head groups or computation blocks do not fit the batch.
     """
+    _check_shapes(blocks)
     q_line = _line("query", blocks, Side.KEY, blocks.q_lengths)
     kv_line = _line("key", blocks, Side.QUERY, blocks.kv_lengths)
     _check_head_groups(blocks.spec, blocks.groups)
@@ -131,6 +132,33 @@ def derive_facts(blocks: BlockGraph) -> Facts:
     )
     _check_claims(blocks, facts)
     return facts
+
+
+_SAME_LENGTH = (
+    ("q_lengths", "kv_lengths"),
+    ("token_seq", "token_start", "token_length", "token_side"),
+    ("comp_q", "comp_kv", "comp_group", "comp_pairs", "comp_mask"),
+)
+
+
+def _check_shapes(blocks: BlockGraph) -> None:
+    """Arrays that describe the same things have the same length."""
+    for names in _SAME_LENGTH:
+        shapes = {name: getattr(blocks, name).shape for name in names}
+        if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+            raise PlanCheckError(f"arrays that belong together have shapes {shapes}")
+    if blocks.sequence_slices.shape != (len(blocks.slice_sequence), 6):
+        raise PlanCheckError(
+            f"sequence_slices have shape {blocks.sequence_slices.shape} for "
+            f"{len(blocks.slice_sequence)} slices"
+        )
+    if min(blocks.q_lengths.min(initial=0), blocks.kv_lengths.min(initial=0)) < 0:
+        raise PlanCheckError("a sequence has a negative length")
+    if not set(blocks.token_side.tolist()) <= set(Side):
+        raise PlanCheckError(f"token_side is none of {[int(side) for side in Side]}")
+    sequence = blocks.slice_sequence
+    if ((sequence < 0) | (sequence >= len(blocks.q_lengths))).any():
+        raise PlanCheckError(f"a mask slice names a sequence beyond {len(blocks.q_lengths)}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
