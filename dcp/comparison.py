@@ -128,8 +128,8 @@ class Comparison:
     Attributes:
         rows: In the order of the strategies.
         best: The feasible row with the least estimated forward and backward time, if any.
-        best_static: The same among static schemes; where none of them is feasible, the fastest of
-            the infeasible ones.
+        best_static: The static scheme with the least estimated time, feasible or not: whoever
+            runs it has not asked for our limits.
     """
 
     rows: tuple[Row, ...]
@@ -180,7 +180,7 @@ def compare(
     return Comparison(
         rows=rows,
         best=_fastest(feasible),
-        best_static=_fastest([row for row in static if row.feasible] or static),
+        best_static=_fastest(static),
     )
 
 

@@ -86,7 +86,7 @@ def test_the_command_starts_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["compare", "plan", "check", "backends"])
+@pytest.mark.parametrize("command", ["compare", "plan", "check", "fuzz", "backends"])
 def test_every_command_has_help(command: str) -> None:
     assert command in run("--help").stdout
     result = run(command, "--help")
@@ -125,7 +125,7 @@ def test_only_a_feasible_strategy_is_best(lengths: Path, partitioners: dict[str,
         return float(row["forward_s"] + row["backward_s"])
 
     assert found["best"] == min(feasible, key=time_s)["strategy"]
-    static = min((row for row in feasible if row["kind"] == "static"), key=time_s)
+    static = min((row for row in rows.values() if row["kind"] == "static"), key=time_s)
     assert found["best_static"] == static["strategy"]
     for row in rows.values():
         assert row["time_vs_best_static"] == pytest.approx(time_s(row) / time_s(static))
@@ -152,7 +152,7 @@ def test_nothing_is_best_where_no_strategy_keeps_the_limits(lengths: Path) -> No
     assert found["best_static"] == "ring"
     text = run(*asked, "--baseline", "ring", columns=160).stdout
     assert "No strategy keeps all limits, so none is best." in text
-    assert "(no static scheme is feasible)" in text
+    assert "the fastest static scheme, ring (which is infeasible)" in text
 
 
 def test_figures_of_several_batches_are_means(tmp_path: Path) -> None:
@@ -389,6 +389,37 @@ def test_check_and_plan_refuse_bad_paths(tmp_path: Path, lengths: Path) -> None:
     assert result.stderr.startswith("error: ")
     asked = ("--baseline", "ring", "--scheduler", "paper")
     assert "brings its own" in run("plan", "--lengths", lengths, *SMALL, *asked).stderr
+
+
+# fuzz
+
+
+def test_fuzzing_counts_the_requests_that_hold() -> None:
+    found = run_json("fuzz", "--examples", "3")
+    assert found == {"held": 3, "fault": None, "request": None}
+
+
+def test_fuzzing_shows_the_request_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dcp.verification import fuzz
+
+    request: Any = "a request"
+    failed = fuzz.FuzzResult(examples=7, case=request, error=ValueError("wrong"))
+    monkeypatch.setattr(fuzz, "fuzz", lambda **_: failed)
+    result = run("fuzz", "--examples", "9")
+    assert result.exit_code == 1
+    assert result.stdout == "ValueError: wrong\nrequest: 'a request'\n7 requests held before it\n"
+
+
+def test_fuzzing_without_hypothesis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    result = run("fuzz")
+    assert result.exit_code == 2
+    assert "dynamic-context-parallel[dev]" in result.stderr
+
+
+def test_illegal_fuzzing_is_refused() -> None:
+    for arguments in (("--seconds", "0"), ("--examples", "0"), ("--dtype", "int8")):
+        assert run("fuzz", *arguments).exit_code == 2
 
 
 # backends

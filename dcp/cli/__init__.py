@@ -8,6 +8,7 @@ from dcp.cli.app import CleanErrors
 from dcp.cli.backends import backends
 from dcp.cli.check import check
 from dcp.cli.compare import compare
+from dcp.cli.fuzz import fuzz
 from dcp.cli.plan import plan
 
 app = typer.Typer(
@@ -22,4 +23,5 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(plan)
 app.command()(check)
+app.command()(fuzz)
 app.command()(backends)

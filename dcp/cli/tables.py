@@ -139,7 +139,7 @@ def _static_name(comparison: Comparison) -> str:
     static = comparison.best_static
     if static is None:
         return "the best static scheme, of which there is none here"
-    limits = "" if static.feasible else " (no static scheme is feasible)"
+    limits = "" if static.feasible else " (which is infeasible)"
     return f"the fastest static scheme, {static.strategy.title}{limits}"
 
 
