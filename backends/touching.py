@@ -66,8 +66,9 @@ class Touching:
 
     def shares_data(self, comps: IntArray, comp: int) -> BoolArray:
         """Which of these computation blocks touch a data block that another one touches, [n]."""
-        shared: BoolArray = self._q_row[comps] == self._q_row[comp]
-        return shared | (self._kv_row[comps] == self._kv_row[comp])
+        shared = self._q_row[comps] == self._q_row[comp]
+        shared |= self._kv_row[comps] == self._kv_row[comp]
+        return np.asarray(shared)
 
     def move(self, comp: int, place: int) -> None:
         """Compute a block elsewhere."""
