@@ -63,14 +63,15 @@ class Setting:
     batches: tuple[Batch, ...]
     spec: AttentionSpec
     cluster: Cluster
-    block_size: int
+    block_size: int | Literal["auto"]
     limits: Limits
     seed: int
     budget: float
 
     def __post_init__(self) -> None:
         # What no strategy could plan is refused here, not once in every row.
-        nothing = cut(Batch([]), self.spec, self.block_size)
+        size = 1 if self.block_size == "auto" else self.block_size
+        nothing = cut(Batch([]), self.spec, size)
         PlacementProblem.of(nothing, self.cluster, limits=self.limits, budget=self.budget)
 
 

@@ -220,6 +220,12 @@ def test_a_text_folder_is_compared_by_the_stated_rule(tmp_path: Path) -> None:
     assert "UTF-8 bytes / 4" in run("compare", "--text", tmp_path, *SMALL, *FEW).stdout
 
 
+def test_the_block_size_may_be_chosen_by_batch(lengths: Path) -> None:
+    asked = ("compare", "--lengths", lengths, "--cluster", "2x2", "--block-size", "auto", *FEW)
+    assert run_json(*asked)["block_size"] == "auto"
+    assert "block size by batch" in run(*asked).stdout
+
+
 def test_standard_library_is_the_default_input() -> None:
     found = run_json("compare", "--tokens", "4096", *FEW)
     assert "standard library" in found["workload"]["source"]
@@ -281,6 +287,7 @@ def test_a_scheme_that_cannot_serve_the_request_is_refused_not_failed(lengths: P
         (["--head-dim", "0"], "head_dim is 0"),
         (["--dtype", "int8"], "dtype 'int8' is unknown; legal: float64"),
         (["--block-size", "0"], "block_size is 0"),
+        (["--block-size", "many"], "write a whole number or auto"),
         (["--limits", "intra=0.1"], "legal: inter_node, intra_node"),
         (["--limits", "intra_node=-1"], "must be finite and 0 or more"),
         (["--limits", "intra_node=much"], "cannot be read"),
@@ -431,7 +438,7 @@ def test_backends_are_listed_with_options_and_what_to_install(
     partitioners["absent"] = f"{__name__}:_Absent"
     partitioners["lost"] = "dcp.no_such_module:Lost"
     found = run_json("backends")
-    assert set(found) == {"partitioners", "schedulers", "baselines", "kernels"}
+    assert set(found) == set(registry.BUILT_IN)
     listed = {entry["name"]: entry for entry in found["partitioners"]}
     assert listed["greedy"]["available"]
     assert listed["absent"]["reason"] == "run pip install absent"

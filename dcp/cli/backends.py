@@ -13,15 +13,14 @@ from rich.table import Table
 from dcp import registry
 from dcp.cli.output import print_json, stdout
 
-GROUPS = ("partitioners", "schedulers", "baselines", "kernels")
-
 
 def backends(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List partitioners, schedulers, baselines and kernels, and what to install for them."""
+    """List everything that can be asked for by name, and what to install for it."""
     found = {
-        group: [_described(group, entry) for entry in registry.entries(group)] for group in GROUPS
+        group: [_described(group, entry) for entry in registry.entries(group)]
+        for group in registry.BUILT_IN
     }
     if json:
         print_json(found)
@@ -67,7 +66,10 @@ def _table(found: dict[str, list[dict[str, Any]]]) -> Table:
             if entry["provider"] != "dcp":
                 name += f" ({entry['provider']})"
             table.add_row(
-                group.removesuffix("s"), name, "yes" if entry["available"] else "NO", options
+                group.removesuffix("s").replace("_", " "),
+                name,
+                "yes" if entry["available"] else "NO",
+                options,
             )
     return table
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import typer
@@ -131,7 +131,13 @@ Dtype = Annotated[
 ]
 ClusterShape = Annotated[str | None, _sized("--cluster", "cluster", f"{CLUSTER_FORMS}.", _MODEL)]
 BlockSize = Annotated[
-    int | None, _sized("--block-size", "block_size", "Most tokens a block.", _PLANNING)
+    str | None,
+    _sized(
+        "--block-size",
+        "block_size",
+        "Most tokens a block, or auto for what fits each batch.",
+        _PLANNING,
+    ),
 ]
 
 
@@ -150,7 +156,7 @@ class Request:
     head_dim: int | None
     dtype: str | None
     cluster: str | None
-    block_size: int | None
+    block_size: str | None
     limits: str
     budget: float
 
@@ -177,7 +183,7 @@ class Request:
             batches=tuple(Batch(lengths, mask=mask) for lengths in workload.batches),
             spec=spec,
             cluster=cluster,
-            block_size=_or(self.block_size, defaults.block_size),
+            block_size=read_block_size(_or(self.block_size, str(defaults.block_size))),
             limits=limits,
             seed=self.seed,
             budget=self.budget,
@@ -225,6 +231,22 @@ def read_heads(text: str, head_dim: int, dtype: str) -> AttentionSpec:
         head_dim=head_dim,
         dtype=dtype,
     )
+
+
+def read_block_size(text: str) -> int | Literal["auto"]:
+    """A whole number, or "auto".
+
+    Raises:
+        SpecError: the text is neither.
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(
+            f"block size {text!r} cannot be read; write a whole number or auto"
+        ) from None
 
 
 def read_limits(text: str) -> Limits:

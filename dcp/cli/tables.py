@@ -83,9 +83,11 @@ def _style(comparison: Comparison, row: Row) -> str:
 def heading(workload: Workload, setting: Setting) -> Text:
     """What is compared: documents, attention and cluster."""
     masks = ", ".join(sorted({str(mask) for batch in setting.batches for mask in batch.masks}))
+    size = setting.block_size
+    blocks = "block size by batch" if size == "auto" else f"blocks of {counted(size, 'token')}"
     lines = [
         f"{workload.source}: {_amount(setting.batches)}, tokens: {workload.token_rule}",
-        f"mask {masks}, {_attention(setting.spec)}, blocks of {setting.block_size} tokens",
+        f"mask {masks}, {_attention(setting.spec)}, {blocks}",
         cluster_text(setting.cluster),
         *(f"note: {note}" for note in workload.notes),
     ]
@@ -209,7 +211,7 @@ def executed_legend(setting: Setting, executions: Executions, small: str) -> Tex
 def _budget(spec: AttentionSpec) -> str:
     if spec.dtype == "float64":
         return "within 1e-10 relative"
-    return f"at most twice what {spec.dtype} attention on one device errs by"
+    return f"at most twice what {spec.dtype} attention on one device errs by, above rounding"
 
 
 def plan_report(plan: ExecutionPlan, report: PlanReport) -> Table:
