@@ -2,6 +2,8 @@
 
 A device that computes A pairs of one head group needs at least a query tokens and b key tokens
 with a·b ≥ A. What it does not own has to come in, and for foreign queries the output goes out.
+Where every mask is causal, n tokens among themselves give at most n·(n + 1) / 2 pairs rather than
+n², so the rectangle must be larger by n·(n - 1) / 2 for the n tokens that the device owns.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def _largest_share(problem: PlacementProblem) -> float:
     total = float(problem.comp_flops.sum())
     node = problem.node_compute_limit / problem.cluster.devices_per_node
     device = (1 + problem.limits.intra_node) * node + float(problem.comp_flops.max())
-    return min(1.0, device / total)
+    return min(total, device, problem.overall_compute_limit) / total
 
 
 def _cheapest_rectangle(
@@ -48,6 +50,8 @@ def _cheapest_rectangle(
 ) -> FloatArray:
     """Least (a - owned)⁺·q_cost + (b - owned)⁺·kv_cost over a·b ≥ pairs, [n]."""
     owned = max(problem.token_allowance, 1.0)
+    if not len(blocks.sequence_slices) or int(blocks.sequence_slices[:, 5].max()) <= 0:
+        pairs = pairs + owned * (owned - 1) / 2
     q_tokens = int((blocks.token_length * blocks.has_q).sum())
     kv_tokens = int((blocks.token_length * blocks.has_kv).sum())
     q_cost = problem.q_side_bytes.sum(axis=0).min() / q_tokens
