@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,9 +20,9 @@ from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
 from dcp.execution_plan import ExecutionPlan
 from dcp.masks import Mask
-from dcp.placement import Assignment, Partitioner, PlacementProblem
 from dcp.planner import plan
 from dcp.slices import FAR
+from dcp.verification.any_placement import AnyPlacement
 
 HEAD_LAYOUTS = (
     (1, 1), (2, 2), (3, 3),  # MHA
@@ -35,22 +35,6 @@ MASK_MODS: dict[str, Callable[..., Any]] = {
     "strided": lambda b, h, q, k: (k % 3 == 0) | (q == k),
     "nothing": lambda b, h, q, k: q < -k - 1,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnyPlacement(Partitioner):
-    """Homes and devices drawn at random, heedless of balance: any placement has to work."""
-
-    name: ClassVar[str] = "any"
-    seed: int = 0
-
-    def place(self, problem: PlacementProblem) -> Assignment:
-        """Answer a problem; the seed alone decides."""
-        draw, devices = np.random.default_rng(self.seed), problem.cluster.num_devices
-        return Assignment(
-            draw.integers(0, devices, len(problem.token_tokens)),
-            draw.integers(0, devices, len(problem.comp_q)),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
