@@ -1,0 +1,136 @@
+"""Time of whole planning, stage by stage, over a file of batches.
+
+    python benchmarks/planning_time.py batches.json --solvers
+
+Medians of CPU time on one core, in milliseconds: a batch is planned once to warm caches up, then
+measured. `batches.json` is {"families": {name: [lengths, ...]}}. Plans by the KaHyPar and
+Mt-KaHyPar partitioners are timed in the same run; a child process counts with its CPU time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import dcp
+from dcp import registry
+from dcp.cutting import cut
+from dcp.lowering import lower
+from dcp.placement import PlacementProblem, evaluate
+from dcp.schedule_validation import validate_schedule
+from dcp.scheduling import PHASES, SchedulingProblem
+
+CLUSTERS = {
+    "8x2": dcp.Cluster(nodes=8, devices_per_node=2),
+    "4x8": dcp.Cluster(nodes=4, devices_per_node=8),
+}
+MASKS: dict[str, Callable[[], dcp.masks.Mask]] = {
+    "causal": dcp.masks.causal,
+    "lambda": lambda: dcp.masks.lambda_mask(64, 4096),
+    "blockwise": lambda: dcp.masks.causal_blockwise(256, 2),
+    "question": lambda: dcp.masks.shared_question(question_fraction=0.2, answers=4),
+}
+HEADS = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
+STAGES = ("cut", "place", "schedule", "lower", "encode", "total", "auto")
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of its finished children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+@contextmanager
+def measured(into: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the CPU time of a block to a stage."""
+    begin = cpu_s()
+    yield
+    into[stage] = into.get(stage, 0.0) + cpu_s() - begin
+
+
+def plan_by_stages(
+    batch: dcp.Batch, cluster: dcp.Cluster, block_size: int, partitioner: str
+) -> dict[str, float]:
+    """CPU seconds of every stage of one plan."""
+    spent: dict[str, float] = {}
+    with measured(spent, "cut"):
+        blocks = cut(batch, HEADS, block_size, at_mask_edges=True)
+    with measured(spent, "place"):
+        problem = PlacementProblem.of(blocks, cluster)
+        placement = evaluate(problem, registry.create("partitioners", partitioner).place(problem))
+    for phase in PHASES:
+        home, device = placement.token_home, placement.comp_device
+        with measured(spent, "schedule"):
+            schedule = registry.create("schedulers", "overlap").schedule(
+                SchedulingProblem(
+                    blocks=blocks,
+                    token_home=home,
+                    comp_device=device,
+                    cluster=cluster,
+                    phase=phase,
+                )
+            )
+            validate_schedule(blocks, home, device, cluster.num_devices, schedule)
+        with measured(spent, "lower"):
+            lower(blocks, home, device, cluster.num_devices, schedule)
+    return spent
+
+
+def plan_whole(batch: dcp.Batch, cluster: dcp.Cluster, **options: Any) -> dict[str, float]:
+    """CPU seconds of `dcp.plan` and of encoding its plan."""
+    spent: dict[str, float] = {}
+    with measured(spent, "total"):
+        plan = dcp.plan(batch, HEADS, cluster, **options)
+    with measured(spent, "encode"):
+        plan.to_bytes()
+    return spent
+
+
+def main(
+    batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
+    partitioner: Annotated[str, typer.Option(help="ours")] = "greedy",
+    block_size: Annotated[list[int] | None, typer.Option(help="repeatable")] = None,
+    solvers: Annotated[bool, typer.Option(help="time KaHyPar and Mt-KaHyPar too")] = False,
+    most: Annotated[int, typer.Option(help="batches of a family")] = 2,
+) -> None:
+    """Print medians over batches, clusters and masks."""
+    families = json.loads(batches.read_text())["families"]
+    lengths = [one for family in families.values() for one in family[:most]]
+    console = Console(width=100)
+    table = Table(title=f"CPU ms on one core, median over {len(lengths)} batches")
+    columns = ("block", "cluster", "mask", *STAGES, *(("kahypar", "mtkahypar") if solvers else ()))
+    for column in columns:
+        table.add_column(column, justify="right")
+    sizes = block_size or [2048, 1024, 512]
+    for size, cluster, mask in itertools.product(sizes, CLUSTERS, MASKS):
+        spent: dict[str, list[float]] = defaultdict(list)
+        for one in lengths:
+            batch = dcp.Batch(one, mask=MASKS[mask]())
+            options = {"block_size": size, "scheduler": "overlap"}
+            plan_whole(batch, CLUSTERS[cluster], partitioner=partitioner, **options)
+            found = plan_by_stages(batch, CLUSTERS[cluster], size, partitioner)
+            found |= plan_whole(batch, CLUSTERS[cluster], partitioner=partitioner, **options)
+            found["auto"] = plan_whole(batch, CLUSTERS[cluster], block_size=size)["total"]
+            for name in ("kahypar", "mtkahypar") if solvers else ():
+                whole = plan_whole(batch, CLUSTERS[cluster], partitioner=name, **options)
+                found[name] = whole["total"]
+            for stage, seconds in found.items():
+                spent[stage].append(seconds)
+        cells = [f"{median(spent[stage]) * 1e3:.1f}" for stage in columns[3:]]
+        table.add_row(str(size), cluster, mask, *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
