@@ -12,9 +12,9 @@ from dcp.instructions import KIND_OF, Buffer, CommLaunch, Items, Program
 _KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
 
 
-def item_bytes(blocks: BlockGraph, program: Program, items: Items) -> IntArray:
-    """Bytes on the wire of each message item of a program, [items]."""
-    kinds = _KIND_OF_BUFFER[program.slots["buffer"][items["slot"]]]
+def item_bytes(blocks: BlockGraph, program: Program, items: Items, slot: str = "slot") -> IntArray:
+    """Bytes on the wire of what a slot of each item of a program holds, [items]."""
+    kinds = _KIND_OF_BUFFER[program.slots["buffer"][items[slot]]]
     bytes_of: IntArray = blocks.data_bytes[kinds, items["block"], items["group"]]
     return bytes_of
 

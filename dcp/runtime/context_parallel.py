@@ -16,9 +16,8 @@ from dcp.arrays import IntArray
 from dcp.blocks import Kind
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
-from dcp.instructions import Program
 from dcp.kernel_interface import Kernel
-from dcp.runtime import collectives, sharding
+from dcp.runtime import collectives, sharding, tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
 from dcp.runtime.buffers import Planes
@@ -26,6 +25,7 @@ from dcp.runtime.executor import Executor
 from dcp.runtime.sharding import TokenSide
 from dcp.runtime.torch_transport import TorchTransport
 from dcp.runtime.transports import LocalTransport, Mailboxes, Transport
+from dcp.scheduling import Phase
 
 _DIGESTS_REMEMBERED = 4096
 
@@ -224,28 +224,31 @@ class _RankRunner(Runner):
     timeout_s: float
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        program = self.plan.ranks[self.rank].forward
-        out, lse = self._run(program, forward_inputs(q, k, v)).output(Kind.O)
+        out, lse = self._run("forward", forward_inputs(q, k, v)).output(Kind.O)
         return out, lse
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        program = self.plan.ranks[self.rank].backward
-        executor = self._run(program, backward_inputs(q, k, v, dout, lse, delta))
+        executor = self._run("backward", backward_inputs(q, k, v, dout, lse, delta))
         (dq,) = executor.output(Kind.DQ)
         dk, dv = executor.output(Kind.DKV)
         return dq, dk, dv
 
-    def _run(self, program: Program, inputs: dict[Kind, Planes]) -> Executor:
-        executor = Executor(
-            self.plan.blocks,
-            program,
-            inputs,
-            kernel=self.kernel,
-            transport=self._transport(inputs[Kind.Q][0].device),
-        )
-        for _ in executor.run():  # never yields: both transports below are always ready here
+    def _run(self, phase: Phase, inputs: dict[Kind, Planes]) -> Executor:
+        programs, device = self.plan.ranks[self.rank], inputs[Kind.Q][0].device
+        watch = tracing.watch(self.plan, self.rank, phase, device)
+        with watch.setup():
+            executor = Executor(
+                self.plan.blocks,
+                programs.forward if phase == "forward" else programs.backward,
+                inputs,
+                kernel=self.kernel,
+                transport=self._transport(device),
+                watch=watch,
+            )
+        # Never yields: both transports below are always ready here.
+        for _ in watch.turns(executor.run()):
             pass
         return executor
 

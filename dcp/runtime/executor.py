@@ -13,6 +13,7 @@ from dcp.instructions import Attention, CommLaunch, CommWait, Copy, Items, Progr
 from dcp.kernel_interface import BlockMask, Kernel
 from dcp.runtime import messages
 from dcp.runtime.buffers import Buffers, Planes, copy_planes
+from dcp.runtime.tracing import UNWATCHED, Watch
 from dcp.runtime.transports import Receive, Send, Transport
 
 
@@ -25,6 +26,7 @@ class Executor:
         inputs: Planes of the home inputs, as for `Buffers`.
         kernel: Computes attention.
         transport: This rank's transport.
+        watch: Accompanies the instructions.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Executor:
         *,
         kernel: Kernel,
         transport: Transport,
+        watch: Watch = UNWATCHED,
     ) -> None:
         self._program = program
+        self._watch = watch
         self._scale = blocks.spec.scale
         self._kernel = kernel
         self._transport = transport
@@ -53,7 +57,7 @@ class Executor:
         Raises:
             TransportError: a message did not arrive or leave in time.
         """
-        for instruction in self._program.instructions:
+        for instruction in self._watch.each(self._program.instructions):
             if isinstance(instruction, Attention):
                 self._attend(instruction.items)
             elif isinstance(instruction, Reduce):

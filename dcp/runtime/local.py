@@ -12,14 +12,14 @@ from dcp.blocks import Kind
 from dcp.errors import TransportError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
+from dcp.runtime import tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
 from dcp.runtime.buffers import Planes
 from dcp.runtime.executor import Executor
 from dcp.runtime.sharding import TokenSide, num_tokens, shard_for, unshard_from
 from dcp.runtime.transports import LocalTransport, Mailboxes, describe
-
-Phase = Literal["forward", "backward"]
+from dcp.scheduling import Phase
 
 
 @overload
@@ -116,18 +116,24 @@ class _LocalRunner(Runner):
 
     def _run(self, phase: Phase, inputs: Callable[[int], dict[Kind, Planes]]) -> list[Executor]:
         mailboxes = Mailboxes()
-        transports = [LocalTransport(mailboxes, each.rank) for each in self.plan.ranks]
-        executors = [
-            Executor(
-                self.plan.blocks,
-                each.forward if phase == "forward" else each.backward,
-                inputs(each.rank),
-                kernel=self.kernel,
-                transport=transport,
-            )
-            for each, transport in zip(self.plan.ranks, transports, strict=True)
-        ]
-        take_turns([executor.run() for executor in executors], transports)
+        executors, transports, runs = [], [], []
+        for each in self.plan.ranks:
+            home = inputs(each.rank)
+            transport = LocalTransport(mailboxes, each.rank)
+            watch = tracing.watch(self.plan, each.rank, phase, home[Kind.Q][0].device)
+            with watch.setup():
+                executor = Executor(
+                    self.plan.blocks,
+                    each.forward if phase == "forward" else each.backward,
+                    home,
+                    kernel=self.kernel,
+                    transport=transport,
+                    watch=watch,
+                )
+            executors.append(executor)
+            transports.append(transport)
+            runs.append(watch.turns(executor.run()))
+        take_turns(runs, transports)
         if mailboxes.held:
             source, target, step = min(mailboxes.held)
             raise TransportError(

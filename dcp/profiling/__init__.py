@@ -1,0 +1,1 @@
+"""Timelines of plans, measured or simulated: traces, their decomposition, and files of them."""
