@@ -35,7 +35,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Messages:
-    """What ranks send each other, arrays [messages], ordered by (step, src, dst)."""
+    """What ranks send each other, arrays [messages].
+
+    Ordered by step, then source; the messages of one source start with its next rank and go
+    round, so that not all sources begin with the same destination.
+    """
 
     src: IntArray
     dst: IntArray
@@ -45,11 +49,14 @@ class Messages:
     @classmethod
     def joined(cls, src: IntArray, dst: IntArray, step: IntArray, item_bytes: IntArray) -> Messages:
         """Items with the same source, destination and step travel as one message."""
-        ends = np.stack([step, src, dst], axis=1)
-        distinct, message = np.unique(ends, axis=0, return_inverse=True)
+        ranks = int(max(src.max(initial=0), dst.max(initial=0))) + 1
+        key = (step * ranks + src) * ranks + (dst - src) % ranks
+        distinct, message = np.unique(key, return_inverse=True)
         total = np.zeros(len(distinct), dtype=np.int64)
-        np.add.at(total, message.reshape(-1), item_bytes)
-        return cls(src=distinct[:, 1], dst=distinct[:, 2], step=distinct[:, 0], message_bytes=total)
+        np.add.at(total, message, item_bytes)
+        rest, offset = np.divmod(distinct, ranks)
+        step, src = np.divmod(rest, ranks)
+        return cls(src=src, dst=(src + offset) % ranks, step=step, message_bytes=total)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

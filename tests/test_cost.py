@@ -71,6 +71,13 @@ def test_messages_of_one_port_queue():
     assert two_receives.arrived_s.tolist() == [1.5, 2.5]
 
 
+def test_an_all_to_all_takes_as_long_as_one_rank_needs_to_send():
+    """Ranks begin with different destinations, so that none of them waits for a busy port."""
+    rows = [(src, dst, 1, 10) for src in range(4) for dst in range(4) if src != dst]
+    timeline = play(np.zeros((4, 2)), *rows, cluster=cluster_of(4))
+    assert timeline.estimate().total_s == pytest.approx(3 * 1.0 + 0.5)
+
+
 def test_devices_that_share_a_nic_share_its_bandwidth():
     nothing = np.zeros((4, 2))
     rows = (0, 2, 1, 10), (1, 3, 1, 10)
