@@ -9,6 +9,8 @@ import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
 
+LAUNCH, PORT = 0, 1  # kinds of event: a rank launches, a port may send its next message
+
 
 @numba.njit(cache=True)
 def play(
@@ -22,10 +24,12 @@ def play(
     port_out: IntArray,
     port_in: IntArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Rounds of all ranks, launch by launch in order of time.
+    """Rounds of all ranks, event by event in order of time.
 
-    A launch sends its messages in their order; each enters its ports when both are free. A rank
-    begins a step once it has finished the one before and every message of the step has arrived.
+    A launch appends its messages, in their order, to the queue of the port that they leave
+    through. The head of a queue enters when the port that it arrives through is free; those that
+    wait for one port enter first come, first served. A rank begins a step once it has finished
+    the one before and every message of the step has arrived.
 
     Args:
         before_launch, after_launch: Seconds in a step before and after its launch,
@@ -52,41 +56,55 @@ def play(
         missing[dst[message], step[message]] += 1
         first[step[message] * ranks + src[message] + 1] += 1
     first = np.cumsum(first)
-    out_free = np.zeros(max(0, _highest(port_out)) + 1)
-    in_free = np.zeros(max(0, _highest(port_in)) + 1)
+    ports = max(_highest(port_out), _highest(port_in)) + 1
+    in_free = np.zeros(ports)
+    head, tail = np.full(ports, -1), np.full(ports, -1)  # queues of messages
+    behind = np.full(count, -1)
+    sending = np.zeros(ports, np.bool_)
 
     reached = np.zeros(ranks, np.int64)  # step that a rank waits for
-    launches = [(0.0, 0, 0)]
-    launches.clear()
+    events = [(0.0, LAUNCH, 0, 0)]
+    events.clear()
     for rank in range(ranks):
-        heappush(launches, (before_launch[rank, 0], rank, 0))
-    while launches:
-        now, rank, here = heappop(launches)
-        end[rank, here] = now + after_launch[rank, here]
-        if here + 1 < steps:
-            wait[rank, here + 1] = end[rank, here]
-            slot = (here + 1) * ranks + rank
+        heappush(events, (before_launch[rank, 0], LAUNCH, rank, 0))
+    while events:
+        now, kind, which, here = heappop(events)
+        if kind == LAUNCH:
+            end[which, here] = now + after_launch[which, here]
+            if here + 1 == steps:
+                continue
+            wait[which, here + 1] = end[which, here]
+            slot = (here + 1) * ranks + which
             for message in range(first[slot], first[slot + 1]):
-                enters = max(now, out_free[port_out[message]], in_free[port_in[message]])
-                leaves = enters + duration[message]
-                out_free[port_out[message]] = leaves
-                in_free[port_in[message]] = leaves
-                sent[message] = enters
-                arrived[message] = leaves + latency[message]
-                other = dst[message]
-                missing[other, here + 1] -= 1
-                last_arrival[other, here + 1] = max(last_arrival[other, here + 1], arrived[message])
-                if missing[other, here + 1] == 0 and reached[other] == here + 1:
-                    begin[other, here + 1] = max(
-                        wait[other, here + 1], last_arrival[other, here + 1]
-                    )
-                    start = begin[other, here + 1] + before_launch[other, here + 1]
-                    heappush(launches, (start, other, here + 1))
-            reached[rank] = here + 1
-            if missing[rank, here + 1] == 0:
-                begin[rank, here + 1] = max(wait[rank, here + 1], last_arrival[rank, here + 1])
-                start = begin[rank, here + 1] + before_launch[rank, here + 1]
-                heappush(launches, (start, rank, here + 1))
+                port = port_out[message]
+                if head[port] < 0:
+                    head[port] = message
+                else:
+                    behind[tail[port]] = message
+                tail[port] = message
+                if not sending[port]:
+                    sending[port] = True
+                    heappush(events, (now, PORT, port, 0))
+            reached[which] = here + 1
+            other, step_of = which, here + 1
+        else:
+            message = head[which]
+            if message < 0:
+                sending[which] = False
+                continue
+            head[which] = behind[message]
+            sent[message] = max(now, in_free[port_in[message]])
+            leaves = sent[message] + duration[message]
+            in_free[port_in[message]] = leaves
+            arrived[message] = leaves + latency[message]
+            heappush(events, (leaves, PORT, which, 0))
+            other, step_of = dst[message], step[message]
+            missing[other, step_of] -= 1
+            last_arrival[other, step_of] = max(last_arrival[other, step_of], arrived[message])
+        if missing[other, step_of] == 0 and reached[other] == step_of:
+            begin[other, step_of] = max(wait[other, step_of], last_arrival[other, step_of])
+            start = begin[other, step_of] + before_launch[other, step_of]
+            heappush(events, (start, LAUNCH, other, step_of))
     return wait, begin, end, sent, arrived
 
 
