@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from torch.multiprocessing.spawn import (
-    ProcessContext,
-    ProcessExitedException,
-    ProcessRaisedException,
-    start_processes,
-)
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from dcp.cli.execution import TENSORS, Execution, Executions
+from dcp.cli.local_processes import MAX_PROCESSES, local_processes
 from dcp.cli.output import Steps, steps
 from dcp.cli.run_ranks import Job, Result, random_inputs, run_rank
 from dcp.comparison import Comparison, Setting
@@ -28,7 +21,6 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.verification.plan_checker import check_plan
 from dcp.verification.tolerances import error_budgets
 
-MAX_PROCESSES = 16
 _DENSE_BYTES_PER_PAIR = 48  # matrices of float64 that the oracle holds at once
 
 
@@ -164,8 +156,8 @@ def _with_result(execution: Execution, run: _Run) -> Execution:
 def _spawn(runs: list[_Run], world_size: int, progress: Steps) -> str:
     """Execute runs on a fresh group until one breaks it; what broke it, or an empty text."""
     rendezvous = runs[0].file.with_suffix(".rendezvous")
-    arguments = (world_size, str(rendezvous), [run.job() for run in runs])
-    with _processes(world_size, arguments) as context:
+    jobs = [run.job() for run in runs]
+    with local_processes(run_rank, world_size, str(rendezvous), jobs) as context:
         waiting = iter(runs)
         current = next(waiting)
         progress.begin(f"executing: {current.title}")
@@ -177,19 +169,3 @@ def _spawn(runs: list[_Run], world_size: int, progress: Steps) -> str:
         except (ProcessRaisedException, ProcessExitedException) as error:
             return str(error).strip().splitlines()[-1]
     return ""
-
-
-@contextmanager
-def _processes(world_size: int, arguments: tuple[int, str, list[Job]]) -> Iterator[ProcessContext]:
-    """Ranks in fresh processes; none outlives the block."""
-    # Ranks are forked from a server that has imported torch once; importing it takes seconds.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([run_rank.__module__])
-    context = start_processes(  # type: ignore[no-untyped-call]
-        run_rank, args=arguments, nprocs=world_size, join=False, start_method="forkserver"
-    )
-    try:
-        yield context
-    finally:
-        for process in context.processes:
-            process.kill()
-            process.join()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -17,11 +14,10 @@ from torch import Tensor
 
 from dcp.batch import AttentionSpec
 from dcp.cli.execution import ITERATIONS, TENSORS
+from dcp.cli.local_processes import TIMEOUT_S, join_group
 from dcp.execution_plan import ExecutionPlan
 from dcp.runtime.context_parallel import ContextParallel
 from dcp.verification.tolerances import max_error
-
-TIMEOUT_S = 120.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,16 +55,7 @@ def random_inputs(spec: AttentionSpec, tokens: int, seed: int) -> tuple[Tensor, 
 
 def run_rank(rank: int, world_size: int, rendezvous: str, jobs: list[Job]) -> None:
     """Execute all jobs as one rank; rank 0 writes the results."""
-    torch.set_num_threads(1)
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # needs no host name that resolves
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
+    join_group(rank, world_size, rendezvous)
     group = ContextParallel(timeout_s=TIMEOUT_S)
     for job in jobs:
         result = _execute(group, job)

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import groupby
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Instruction
-from dcp.profiling.trace import Range, SpanKind, Subject
-from dcp.program_facts import Fact, facts_of
+from dcp.profiling.ranges import ProgramRanges
+from dcp.profiling.trace import Range, Subject
+from dcp.program_facts import facts_of
 from dcp.runtime import nvtx_ranges
 from dcp.runtime.observers import Observer
 from dcp.runtime.recorder import Recorder
@@ -136,27 +135,6 @@ class ObservedWatch(Watch):
         """End what is open, at the end or wherever an error struck."""
         while self._depth:
             self._end()
-
-
-class ProgramRanges(NamedTuple):
-    """The ranges of a program, known before it runs."""
-
-    phase: Range
-    divisions: list[tuple[Range, list[Range]]]
-
-    @classmethod
-    def of(cls, facts: list[Fact]) -> ProgramRanges:
-        """Group instructions by division, and add up what they move and compute."""
-        divisions = []
-        for division, inside in groupby(facts, key=lambda fact: fact.division):
-            ranges = [Range(one.kind, division, one.bytes, one.pairs) for one in inside]
-            divisions.append((_sum("division", division, ranges), ranges))
-        return cls(_sum("phase", -1, [total for total, _ in divisions]), divisions)
-
-
-def _sum(kind: SpanKind, division: int, inside: list[Range]) -> Range:
-    received = sum(one.bytes for one in inside if one.kind in ("wait", "division"))
-    return Range(kind, division, received, sum(one.pairs for one in inside))
 
 
 _ranges: WeakKeyDictionary[ExecutionPlan, dict[tuple[int, Phase], ProgramRanges]] = (

@@ -1,0 +1,217 @@
+"""Plays a finished plan through the cost model: its programs, not the schedule they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp.arrays import FloatArray
+from dcp.blocks import BlockGraph
+from dcp.cluster import Cluster
+from dcp.cost import Messages, Timeline, Work, attention_seconds, simulate
+from dcp.errors import SpecError
+from dcp.execution_plan import ExecutionPlan
+from dcp.instructions import Attention, CommLaunch, Program
+from dcp.profiling.ranges import ProgramRanges
+from dcp.profiling.trace import Flight, Range, Span, SpanKind, Trace
+from dcp.program_facts import Fact, facts_of, item_pairs, mask_areas
+from dcp.scheduling import PHASES, Phase
+from dcp.traffic import item_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SimulatedPhase:
+    """One phase of a plan and when everything in it happens.
+
+    Attributes:
+        facts: Instructions of every rank.
+        timeline: By rank and division.
+    """
+
+    phase: Phase
+    facts: list[list[Fact]]
+    timeline: Timeline
+
+    @property
+    def total_s(self) -> float:
+        """Until the last rank is done."""
+        return self.timeline.estimate().total_s
+
+
+def simulate_plan(plan: ExecutionPlan, cluster: Cluster | None = None) -> list[SimulatedPhase]:
+    """Play forward and backward.
+
+    Args:
+        plan: The plan.
+        cluster: Devices and links; by default those that the plan is made for.
+
+    Raises:
+        SpecError: a cluster of another number of devices.
+    """
+    cluster = cluster or plan.cluster
+    if cluster.num_devices != len(plan.ranks):
+        raise SpecError(
+            f"the plan has {len(plan.ranks)} ranks but the cluster has {cluster.num_devices} "
+            "devices; give a cluster of as many"
+        )
+    return [_simulated(plan, phase, cluster) for phase in PHASES]
+
+
+def programs_of(plan: ExecutionPlan, phase: Phase) -> list[Program]:
+    """Programs of all ranks for one phase."""
+    return [rank.forward if phase == "forward" else rank.backward for rank in plan.ranks]
+
+
+def messages_of(plan: ExecutionPlan, phase: Phase) -> Messages:
+    """What the launches of all ranks send."""
+    programs = programs_of(plan, phase)
+    parts = [
+        np.stack(
+            [
+                np.full(len(launch.sends), rank),
+                launch.sends["peer"],
+                np.full(len(launch.sends), launch.step),
+                item_bytes(plan.blocks, program, launch.sends),
+            ]
+        )
+        for rank, program in enumerate(programs)
+        for launch in program.instructions
+        if isinstance(launch, CommLaunch)
+    ]
+    return Messages.joined(*np.concatenate([np.zeros((4, 0), dtype=np.int64), *parts], axis=1))
+
+
+def _simulated(plan: ExecutionPlan, phase: Phase, cluster: Cluster) -> SimulatedPhase:
+    programs = programs_of(plan, phase)
+    facts = [facts_of(plan.blocks, program) for program in programs]
+    messages = messages_of(plan, phase)
+    steps = 1 + max(
+        [int(messages.step.max(initial=0)), *(fact.division for some in facts for fact in some)]
+    )
+    work = Work(
+        reduce_s=_memory_seconds(facts, "reduce", steps, cluster),
+        attention_s=_attention_seconds(plan.blocks, programs, phase, steps, cluster),
+        copy_s=_memory_seconds(facts, "copy", steps, cluster),
+    )
+    return SimulatedPhase(phase=phase, facts=facts, timeline=simulate(work, messages, cluster))
+
+
+def _memory_seconds(
+    facts: list[list[Fact]], kind: SpanKind, steps: int, cluster: Cluster
+) -> FloatArray:
+    """Seconds to read what is merged or copied, and to read and write what it goes into."""
+    seconds = np.zeros((len(facts), steps))
+    for rank, some in enumerate(facts):
+        for fact in some:
+            if fact.kind == kind:
+                moving = 3 * fact.bytes / cluster.device.memory_bytes_per_s
+                seconds[rank, fact.division] += moving + cluster.device.launch_s
+    return seconds
+
+
+def _attention_seconds(
+    blocks: BlockGraph, programs: list[Program], phase: Phase, steps: int, cluster: Cluster
+) -> FloatArray:
+    """Seconds of every division: its items in one kernel."""
+    seconds = np.zeros((len(programs), steps))
+    for rank, program in enumerate(programs):
+        areas = mask_areas(program)
+        for attention in program.instructions:
+            if isinstance(attention, Attention):
+                items = attention.items
+                inside = attention_seconds(
+                    cluster.device,
+                    backward=phase == "backward",
+                    flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[items["group"]],
+                    pairs=item_pairs(blocks, areas, items),
+                    q_tokens=blocks.token_length[items["q_block"]],
+                    kv_tokens=blocks.token_length[items["kv_block"]],
+                )
+                seconds[rank, attention.division] += inside.sum() + cluster.device.launch_s
+    return seconds
+
+
+# --- the timeline as a trace -----------------------------------------------------------------
+
+
+def simulated_trace(plan: ExecutionPlan, phases: list[SimulatedPhase]) -> Trace:
+    """Spans and flights of a simulation; each phase begins when the one before has ended."""
+    spans: list[Span] = []
+    flights: list[Flight] = []
+    start_s = 0.0
+    for simulated in phases:
+        spans += _spans(simulated, start_s)
+        flights += _flights(simulated, start_s)
+        start_s += simulated.total_s
+    return Trace(plan=plan.digest, spans=spans, flights=flights)
+
+
+def _spans(simulated: SimulatedPhase, start_s: float) -> Iterator[Span]:
+    timeline = simulated.timeline
+    for rank, facts in enumerate(simulated.facts):
+        ranges = ProgramRanges.of(facts)
+        end = timeline.end_s[rank, -1]
+        yield _span(simulated.phase, rank, ranges.phase, start_s, start_s + end)
+        for division, inside in ranges.divisions:
+            moments = _moments(timeline, rank, division.division, start_s)
+            times = moments["wait"][0], moments["copy"][1]
+            yield _span(simulated.phase, rank, division, *times)
+            for one in inside:
+                yield _span(simulated.phase, rank, one, *moments[one.kind])
+
+
+def _span(phase: Phase, rank: int, what: Range, begin_s: float, end_s: float) -> Span:
+    return Span(
+        rank=rank,
+        phase=phase,
+        run=0,
+        kind=what.kind,
+        division=what.division,
+        begin_ns=_ns(begin_s),
+        end_ns=_ns(end_s),
+        bytes=what.bytes,
+        pairs=what.pairs,
+    )
+
+
+def _moments(
+    timeline: Timeline, rank: int, division: int, start_s: float
+) -> dict[SpanKind, tuple[float, float]]:
+    """Begin and end of each kind of instruction in one division; a launch takes no time."""
+    at = rank, division
+    wait, begin, launch, end = (
+        float(start_s + times[at])
+        for times in (timeline.wait_s, timeline.begin_s, timeline.launch_s, timeline.end_s)
+    )
+    computed = end - float(timeline.work.copy_s[at])
+    return {
+        "wait": (wait, begin),
+        "reduce": (begin, launch),
+        "launch": (launch, launch),
+        "attention": (launch, computed),
+        "copy": (computed, end),
+    }
+
+
+def _flights(simulated: SimulatedPhase, start_s: float) -> Iterator[Flight]:
+    timeline, messages = simulated.timeline, simulated.timeline.messages
+    columns = (messages.src, messages.dst, messages.step, messages.message_bytes)
+    times = (timeline.sent_s, timeline.arrived_s)
+    rows = (column.tolist() for column in (*columns, *times))
+    for src, dst, step, size, sent, arrived in zip(*rows, strict=True):
+        yield Flight(
+            src=src,
+            dst=dst,
+            phase=simulated.phase,
+            run=0,
+            division=step,
+            begin_ns=_ns(start_s + sent),
+            end_ns=_ns(start_s + arrived),
+            bytes=size,
+        )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
