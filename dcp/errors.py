@@ -68,3 +68,7 @@ class DtypeError(DcpError, TypeError):
 
 class TransportError(DcpError, RuntimeError):
     """A message did not arrive in time; names rank, peer, division and block."""
+
+
+class ProfileError(DcpError, RuntimeError):
+    """A profile cannot be taken or read: no profiler, a missing table, no ranges of the plan."""
