@@ -10,6 +10,8 @@ from dcp.cli.check import check
 from dcp.cli.compare import compare
 from dcp.cli.fuzz import fuzz
 from dcp.cli.plan import plan
+from dcp.cli.profile import profile
+from dcp.cli.simulate import simulate
 
 app = typer.Typer(
     name="dcp",
@@ -24,4 +26,6 @@ app.command()(compare)
 app.command()(plan)
 app.command()(check)
 app.command()(fuzz)
+app.command()(profile)
+app.command()(simulate)
 app.command()(backends)

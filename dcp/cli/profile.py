@@ -1,0 +1,193 @@
+"""`dcp profile`: a plan, run and taken apart."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from dcp.cli import export as export_json
+from dcp.cli import options, plan_source
+from dcp.cli.output import counted, print_json, stdout, steps
+from dcp.cli.profile_tables import (
+    LEGEND,
+    accuracy_table,
+    parts_json,
+    parts_table,
+    plan_line,
+)
+from dcp.cluster import Cluster
+from dcp.comparison import Strategy
+from dcp.errors import SpecError
+from dcp.execution_plan import ExecutionPlan
+from dcp.profiling.accuracy import Accuracy, compare_traces
+from dcp.profiling.chrome import write_chrome_trace
+from dcp.profiling.decomposition import Decomposition, decompose
+from dcp.profiling.trace import Trace
+
+BOUND = """\
+A message counts as under way until it is waited for, so overlapped is an upper
+bound where ranks were processes, and exact where NCCL's kernels were seen."""
+
+
+def profile(
+    plan: plan_source.PlanFile = None,
+    iterations: Annotated[
+        int, typer.Option(help="Forward and backward passes, after one to warm up.")
+    ] = 5,
+    trace: Annotated[Path, typer.Option(help="Chrome trace to write, for Perfetto.")] = Path(
+        "dcp-profile.json"
+    ),
+    kernel: Annotated[str, typer.Option(help="Kernel, NAME or NAME:OPTION=VALUE,...")] = "torch",
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="Run under Nsight Systems, and read what it has seen.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run nothing: read this SQLite export of Nsight Systems, of a run of PLAN.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="'simulation': set the simulated time on such a cluster beside it.",
+            show_default=False,
+        ),
+    ] = None,
+    partitioner: plan_source.Partitioner = "auto",
+    scheduler: plan_source.Scheduler = "auto",
+    baseline: plan_source.Baseline = None,
+    lengths: options.Lengths = None,
+    text: options.Text = None,
+    tokenizer: options.Tokenizer = None,
+    tokens: options.Tokens = None,
+    seed: options.Seed = 0,
+    mask: options.MaskName = "causal",
+    heads: options.Heads = "8/2",
+    head_dim: options.HeadDim = None,
+    dtype: options.Dtype = None,
+    cluster: options.ClusterShape = None,
+    block_size: options.BlockSize = None,
+    limits: options.LimitsText = options.DEFAULT_LIMITS,
+    budget: options.Budget = 1.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run a plan on local processes, one a device, and show where the time goes."""
+    request = options.Request(
+        lengths=lengths,
+        text=text,
+        tokenizer=tokenizer,
+        tokens=tokens,
+        batches=1,
+        seed=seed,
+        mask=mask,
+        heads=heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        cluster=cluster,
+        block_size=block_size,
+        limits=limits,
+        budget=budget,
+    )
+    strategy = Strategy(
+        partitioner=partitioner, scheduler=scheduler, baseline=baseline, title=plan_source.TITLE
+    )
+    _check(plan, iterations, nsys, export, against)
+    chosen = plan_source.plan_from(plan, request, strategy, options.RUN_DEFAULTS)
+    measured = _measured(chosen, iterations, kernel, nsys, export)
+    found = decompose(measured, len(chosen.ranks))
+    traces, accuracy = {"measured": measured}, list[Accuracy]()
+    if against is not None:
+        traces["simulated"] = _simulated(chosen)
+        accuracy = compare_traces(measured, traces["simulated"], len(chosen.ranks))
+    write_chrome_trace(trace, traces)
+    if json:
+        print_json(_document(chosen, found, accuracy, trace))
+    else:
+        _print(chosen, found, accuracy, trace, _how(chosen, iterations, nsys, export))
+
+
+def _check(
+    plan: Path | None, iterations: int, nsys: bool, export: Path | None, against: str | None
+) -> None:
+    if iterations < 1:
+        raise SpecError(f"--iterations {iterations} was given; give 1 or more")
+    if against not in (None, "simulation"):
+        raise SpecError(f"--against {against} was given; legal: simulation")
+    if export is not None and (nsys or plan is None):
+        raise SpecError(
+            "--export reads a run that is over: give the plan file that ran, and leave --nsys out"
+        )
+
+
+def _measured(
+    plan: ExecutionPlan, iterations: int, kernel: str, nsys: bool, export: Path | None
+) -> Trace:
+    if export is not None:
+        from dcp.profiling.nsight import read_export
+
+        return read_export(export, plan)
+    from dcp.cli.profile_run import profile_plan, profile_plan_under_nsys  # loads torch
+
+    with steps(1) as progress:
+        progress.begin("running the plan")
+        return (profile_plan_under_nsys if nsys else profile_plan)(plan, iterations, kernel)
+
+
+def _simulated(plan: ExecutionPlan) -> Trace:
+    """The plan on the preset `local`, whatever cluster it is made for."""
+    from dcp.simulator import simulate_plan, simulated_trace
+
+    made_for = plan.cluster
+    local = Cluster.preset(
+        "local", nodes=made_for.nodes, devices_per_node=made_for.devices_per_node
+    )
+    return simulated_trace(plan, simulate_plan(plan, local))
+
+
+def _how(plan: ExecutionPlan, iterations: int, nsys: bool, export: Path | None) -> str:
+    if export is not None:
+        return f"read from {export}"
+    processes = counted(len(plan.ranks), "local process", "local processes")
+    under = " under Nsight Systems" if nsys else ""
+    return (
+        f"{counted(iterations, 'iteration')} on {processes}{under} (gloo, a CPU thread each) "
+        f"on {counted(os.cpu_count() or 1, 'core')}"
+    )
+
+
+def _print(
+    plan: ExecutionPlan,
+    found: list[Decomposition],
+    accuracy: list[Accuracy],
+    trace: Path,
+    how: str,
+) -> None:
+    console = stdout()
+    console.print(plan_line(plan))
+    console.print(how)
+    for one in found:
+        console.print(parts_table(one, console.width))
+    console.print(f"{LEGEND}\n{BOUND}")
+    if accuracy:
+        console.print(accuracy_table(accuracy, console.width))
+        console.print("Means over iterations and ranks; simulated on the cluster preset local.")
+    console.print(f"trace written to {trace}; open it at https://ui.perfetto.dev")
+
+
+def _document(
+    plan: ExecutionPlan, found: list[Decomposition], accuracy: list[Accuracy], trace: Path
+) -> dict[str, object]:
+    return {
+        "version": export_json.JSON_VERSION,
+        "digest": plan.digest,
+        "made_by": str(plan.origin),
+        "measured": parts_json(found),
+        "against_simulation": msgspec.to_builtins(accuracy),
+        "trace": str(trace),
+    }
