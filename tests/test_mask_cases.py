@@ -105,7 +105,7 @@ def closed_form(mask: masks.Mask, length: int) -> int:
         (masks.lambda_mask(64, 4032), lambda n: 4096 * n - 4096 * 4095 // 2),
         (~masks.causal(), lambda n: n * (n - 1) // 2),
     ],
-    ids=str,
+    ids=["causal", "window", "lambda", "anti-causal"],
 )
 def test_long_masks_cost_no_memory_and_no_time(
     length: int, mask: masks.Mask, pairs: Callable[[int], int]

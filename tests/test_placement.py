@@ -90,7 +90,7 @@ def test_tokens_may_miss_the_tightest_packing_by_the_limit_and_no_more():
 
 def test_a_limit_that_blocks_cannot_meet_gives_way_to_the_tightest_packing():
     """Two whole blocks on four devices: one each on two of them, and a node each."""
-    blocks, problem = problem_of(Batch([4]), limits=Limits(inter_node=0, intra_node=0))
+    _, problem = problem_of(Batch([4]), limits=Limits(inter_node=0, intra_node=0))
     assert evaluate(problem, Assignment(np.array([0]), np.array([0, 2]))).feasible
     assert not evaluate(problem, Assignment(np.array([0]), np.array([0, 1]))).feasible
 
