@@ -64,7 +64,7 @@ def test_everything_at_home_sends_nothing():
 
 
 def test_imbalance_counts_allowed_pairs():
-    blocks, problem = problem_of(Batch([4, 4], mask=[masks.causal(), masks.full()]))
+    _, problem = problem_of(Batch([4, 4], mask=[masks.causal(), masks.full()]))
     placement = evaluate(problem, Assignment(np.array([0, 1]), np.array([0, 0, 1, 1])))
     assert placement.compute_imbalance == pytest.approx(16 / ((10 + 16) / 4))
 
