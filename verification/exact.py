@@ -24,6 +24,9 @@ _FREE = float("inf")
 def optimal_placement(problem: PlacementProblem, *, time_limit_s: float = 300.0) -> Assignment:
     """A placement of least `volume_bytes` among all that `dcp.placement.evaluate` finds feasible.
 
+    Long proofs: many devices (4 take a hundred times as long as 2), and several nodes of several
+    devices whose blocks are coarse beside the limit inside a node.
+
     Args:
         problem: What to place; its seed and budget change nothing.
         time_limit_s: Wall-clock seconds that the proof may take.
