@@ -17,6 +17,7 @@ from dcp.placement import Limits
 from dcp.plan_cache import PlanCache
 from dcp.planner import plan
 from dcp.report import PlanReport
+from dcp.selection import SelectionTable
 
 if TYPE_CHECKING:
     from dcp import verification
@@ -34,6 +35,7 @@ __all__ = [
     "Link",
     "PlanCache",
     "PlanReport",
+    "SelectionTable",
     "masks",
     "plan",
     "run_local",

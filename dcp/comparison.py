@@ -20,6 +20,7 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Limits, PlacementProblem
 from dcp.planner import plan
 from dcp.report import PlanReport
+from dcp.selection import SelectionTable, Winner, WorkloadKind
 
 logger = logging.getLogger("dcp")
 
@@ -183,6 +184,43 @@ def compare(
         best=_fastest(feasible),
         best_static=_fastest(static),
     )
+
+
+def selection(setting: Setting, comparison: Comparison) -> SelectionTable:
+    """The fastest strategy for each kind of workload among the batches.
+
+    A partitioner must be feasible on all batches of the kind to win; a static scheme is what it
+    is.
+    """
+    kinds = [WorkloadKind.of(batch, setting.cluster) for batch in setting.batches]
+    winners = []
+    for kind in sorted(set(kinds)):
+        mine = [index for index, other in enumerate(kinds) if other == kind]
+        times = sorted(
+            (sum(_total_s(row.reports[index]) for index in mine), position)
+            for position, row in enumerate(comparison.rows)
+            if row.is_planned
+            and (row.strategy.is_static or all(row.reports[index].feasible for index in mine))
+        )
+        if not times:
+            continue
+        fastest, position = times[0]
+        origin = comparison.rows[position].plans[mine[0]].origin
+        winners.append(
+            Winner(
+                kind=kind,
+                partitioner=origin.partitioner,
+                scheduler=origin.scheduler,
+                baseline=origin.baseline,
+                batches=len(mine),
+                lead=times[1][0] / fastest if len(times) > 1 and fastest else 1.0,
+            )
+        )
+    return SelectionTable(winners=tuple(winners))
+
+
+def _total_s(report: PlanReport) -> float:
+    return report.forward_s + report.backward_s
 
 
 def plan_with(setting: Setting, strategy: Strategy, batch: Batch) -> ExecutionPlan:

@@ -25,6 +25,7 @@ from dcp.lowering import lower
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProblem
+from dcp.selection import SelectionTable, Winner
 
 logger = logging.getLogger("dcp")
 
@@ -46,6 +47,7 @@ def plan(
     seed: int = 0,
     budget: float = 1.0,
     cost_model: str | CostModel = "event",
+    selection: SelectionTable | None = None,
 ) -> ExecutionPlan:
     """Plan a batch for a cluster.
 
@@ -63,6 +65,8 @@ def plan(
         seed: Equal seeds give equal plans.
         budget: Effort of the partitioner, 1.0 for the default.
         cost_model: What simulated times come from, by name or instance.
+        selection: What "auto" starts from: where the table has a winner for the batch's kind, it
+            is tried in place of the built-in partitioner and scheduler.
 
     Raises:
         SpecError: arguments that do not belong together, or illegal ones.
@@ -87,7 +91,8 @@ def plan(
             )
         best = job.static(baseline)
     else:
-        best = _choose(job, partitioner, scheduler)
+        winner = selection.winner_for(batch, cluster) if selection else None
+        best = _choose(job, partitioner, scheduler, winner)
     content = job.lowered(best)
     return ExecutionPlan(content=content, planning_s=time.perf_counter() - started)
 
@@ -218,10 +223,19 @@ class _Job:
         )
 
 
-def _choose(job: _Job, partitioner: str | Partitioner, scheduler: str | Scheduler) -> _Candidate:
+def _choose(
+    job: _Job,
+    partitioner: str | Partitioner,
+    scheduler: str | Scheduler,
+    winner: Winner | None,
+) -> _Candidate:
     """The candidate with the least simulated time; static schemes compete under full "auto"."""
-    partitioners = AUTO_PARTITIONERS if partitioner == "auto" else (partitioner,)
-    schedulers = AUTO_SCHEDULERS if scheduler == "auto" else (scheduler,)
+    partitioners: Sequence[str | Partitioner] = (partitioner,)
+    schedulers: Sequence[str | Scheduler] = (scheduler,)
+    if partitioner == "auto":
+        partitioners = _known(winner.partitioner if winner else None) or AUTO_PARTITIONERS
+    if scheduler == "auto":
+        schedulers = _known(winner.scheduler if winner else None) or AUTO_SCHEDULERS
     candidates = [candidate for name in partitioners for candidate in job.planned(name, schedulers)]
     best, left_out = min(candidates, key=_total_s), []
     if partitioner == "auto" and scheduler == "auto":
@@ -238,6 +252,10 @@ def _choose(job: _Job, partitioner: str | Partitioner, scheduler: str | Schedule
         reasons = "; left out " + "; ".join(left_out) if left_out else ""
         logger.info("auto chose %s of simulated times %s%s", best.origin, times, reasons)
     return best
+
+
+def _known(request: str | None) -> tuple[str, ...]:
+    return (request,) if request else ()
 
 
 def _total_s(candidate: _Candidate) -> float:

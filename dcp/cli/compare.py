@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from dcp.cli.app import FAULT
 from dcp.cli.execution import Executions
 from dcp.cli.output import print_json, stdout, steps
 from dcp.cli.strategies import chosen
-from dcp.comparison import Comparison, Setting, Strategy
+from dcp.comparison import Comparison, Setting, Strategy, selection
 from dcp.comparison import compare as plan_all
 from dcp.errors import SpecError
 from dcp.workloads import Workload
@@ -75,6 +76,15 @@ def compare(
             f"{options.in_words(options.RUN_DEFAULTS)}.",
         ),
     ] = False,
+    select: Annotated[
+        Path | None,
+        typer.Option(
+            "--select",
+            help="Also say which strategy wins for which kind of workload, and write the table "
+            "to this file, for dcp.plan(selection=...) to start from.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a line a strategy and batch.")] = False,
 ) -> None:
@@ -104,6 +114,9 @@ def compare(
         _check_size(setting)
     comparison = _planned(setting, wanted)
     executions = _executed(setting, comparison) if run else {}
+    table = selection(setting, comparison) if select else None
+    if select and table:
+        table.save(select)
     if json:
         print_json(export.comparison_json(workload, setting, comparison, executions))
     elif csv:
@@ -111,6 +124,9 @@ def compare(
     else:
         remark = request.filled_in(defaults) if run else ""
         _print_tables(workload, setting, comparison, executions, remark)
+        if table:
+            console = stdout()
+            console.print(tables.winners(table, console.width))
     asked_for = {*(baseline or ()), *(partitioner or ())}
     if _is_faulty(comparison, executions, asked_for):
         raise typer.Exit(FAULT)

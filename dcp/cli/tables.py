@@ -19,6 +19,7 @@ from dcp.cluster import Cluster, Link
 from dcp.comparison import Comparison, Row, Setting
 from dcp.execution_plan import ExecutionPlan
 from dcp.report import PlanReport
+from dcp.selection import SelectionTable
 from dcp.workloads import Workload
 
 _NO_VALUE = "-"
@@ -151,6 +152,19 @@ def _remarks(row: Row) -> Iterator[str]:
     elif row.violations:
         more = f", and {len(row.violations) - 1} more" if len(row.violations) > 1 else ""
         yield f"{row.strategy.title} is infeasible: {row.violations[0]}{more}"
+
+
+def winners(table: SelectionTable, width: int) -> Table:
+    """Which strategy wins for which kind of workload."""
+    printed = new_table(
+        width, "lengths", "mask", "network", "fastest strategy", "batches", "next /\nfastest"
+    )
+    for winner in table.winners:
+        fastest = winner.baseline or f"{winner.partitioner} + {winner.scheduler}"
+        kind = winner.kind
+        cells = (kind.lengths, kind.mask, kind.network, fastest, str(winner.batches))
+        printed.add_row(*cells, f"{winner.lead:.2f}")
+    return printed
 
 
 def executed(comparison: Comparison, executions: Executions, width: int) -> Table:
