@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dcp.backend import Availability
-from dcp.errors import MissingPackageError, SpecError, UnknownBackendError
+from dcp.errors import BackendError, MissingPackageError, SpecError, UnknownBackendError
 
 logger = logging.getLogger("dcp")
 
@@ -82,12 +82,19 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         UnknownBackendError: no such name; lists those that exist.
+        BackendError: it belongs to a package that fails to load.
     """
     if name in BUILT_IN[group]:
         module, _, attribute = BUILT_IN[group][name].partition(":")
         return getattr(import_module(module), attribute)
     if name in _plugins(group):
-        return _plugins(group)[name].load()
+        try:
+            return _plugins(group)[name].load()
+        except Exception as error:
+            raise BackendError(
+                f"{group[:-1]} {name!r} of {_provider(group, name)} fails to load "
+                f"({type(error).__name__}: {error}); reinstall or remove that package"
+            ) from error
     raise UnknownBackendError(
         f"no {group[:-1]} is named {name!r}; there are: {', '.join(names(group))}"
     )
@@ -100,8 +107,8 @@ def entries(group: str) -> list[Entry]:
         try:
             availability = load(group, name).availability()
         except Exception as error:
-            logger.warning("%s %r failed to load: %s", group[:-1], name, error)
-            availability = Availability(False, f"failed to load: {error}")
+            logger.warning("%s %r cannot be used: %s", group[:-1], name, error)
+            availability = Availability(False, str(error))
         found.append(Entry(name, _provider(group, name), availability))
     return found
 
