@@ -18,6 +18,7 @@ from dcp.cli.profile_tables import (
     parts_json,
     parts_table,
     plan_line,
+    written,
 )
 from dcp.cluster import Cluster
 from dcp.comparison import Strategy
@@ -177,7 +178,7 @@ def _print(
     if accuracy:
         console.print(accuracy_table(accuracy, console.width))
         console.print("Means over iterations and ranks; simulated on the cluster preset local.")
-    console.print(f"trace written to {trace}; open it at https://ui.perfetto.dev")
+    console.print(written(trace), soft_wrap=True)
 
 
 def _document(

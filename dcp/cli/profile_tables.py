@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,11 @@ idle: before the rank begins or after it has ended, while others are at work."""
 def plan_line(plan: ExecutionPlan) -> str:
     """Which plan it is."""
     return f"plan {plan.digest[:12]} by {plan.origin}, {counted(len(plan.ranks), 'rank')}"
+
+
+def written(trace: Path) -> str:
+    """Where the trace is, and what opens it."""
+    return f"trace written to {trace}; open it at https://ui.perfetto.dev"
 
 
 def parts_table(found: Decomposition, width: int) -> Table:

@@ -9,7 +9,7 @@ import typer
 
 from dcp.cli import export, options, plan_source
 from dcp.cli.output import print_json, stdout
-from dcp.cli.profile_tables import LEGEND, parts_json, parts_table, plan_line
+from dcp.cli.profile_tables import LEGEND, parts_json, parts_table, plan_line, written
 from dcp.cli.tables import cluster_text
 from dcp.comparison import Strategy
 from dcp.profiling.chrome import write_chrome_trace
@@ -82,4 +82,4 @@ def simulate(
         console.print(parts_table(one, console.width))
     console.print(LEGEND)
     if trace is not None:
-        console.print(f"trace written to {trace}; open it at https://ui.perfetto.dev")
+        console.print(written(trace), soft_wrap=True)
