@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,15 +12,18 @@ from dcp.comparison import Strategy, plan_with
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 
-PlanFile = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Plan file; without one the options below say what to plan, as for `dcp plan`.",
+
+def plan_argument(remark: str = "") -> Any:
+    """The plan file, which may be left out."""
+    return typer.Argument(
+        help="Plan file; without one the options below say what to plan, as for `dcp plan`."
+        + remark,
         exists=True,
         dir_okay=False,
         show_default=False,
-    ),
-]
+    )
+
+
 Partitioner = Annotated[
     str, typer.Option(help="NAME, NAME:OPTION=VALUE,... or auto: the fastest of all.")
 ]

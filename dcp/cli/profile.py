@@ -35,7 +35,12 @@ bound where ranks were processes, and exact where NCCL's kernels were seen."""
 
 
 def profile(
-    plan: plan_source.PlanFile = None,
+    plan: Annotated[
+        Path | None,
+        plan_source.plan_argument(
+            f" Their defaults are small here: {options.in_words(options.RUN_DEFAULTS)}."
+        ),
+    ] = None,
     iterations: Annotated[
         int, typer.Option(help="Forward and backward passes, after one to warm up.")
     ] = 5,
@@ -56,7 +61,7 @@ def profile(
     against: Annotated[
         str | None,
         typer.Option(
-            help="'simulation': set the simulated time on such a cluster beside it.",
+            help="'simulation': set beside it what the cost model says of the preset local.",
             show_default=False,
         ),
     ] = None,

@@ -18,7 +18,7 @@ from dcp.simulator import simulate_plan, simulated_trace
 
 
 def simulate(
-    plan: plan_source.PlanFile = None,
+    plan: Annotated[Path | None, plan_source.plan_argument()] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Chrome trace to write, for Perfetto.", show_default=False)
     ] = None,
