@@ -4,7 +4,10 @@ What the operators do not do is done here:
 
 * Blocks of length 0 never reach them (the CPU one kills the process), and rows without keys get
   0 and -inf whatever they answer.
-* Key heads are expanded to query heads and their gradients added in the accumulator dtype; the
+* Masks are cut into rectangles that need none, causal squares, and a small irregular rest with an
+  additive tensor; see `torch_pieces`.
+* On CPUs query heads that share a key head are computed as tokens of one head, see `_folded`.
+  Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
 * float16 is computed in float32 on CPUs, where torch's own float16 code is several times slower
   and less exact.
@@ -23,7 +26,11 @@ import torch
 from torch import Tensor
 
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
-from dcp.kernels import torch_masks, torch_ops
+from dcp.kernels import torch_masks, torch_ops, torch_pieces
+from dcp.kernels.torch_pieces import Piece
+
+_HALF_ROWS = 2048  # of queries, over which the CPU operator may add up in half precision
+_TINY = 1e-25  # sums of squares between this and its inverse lost nothing to float32's range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +43,20 @@ class TorchFlash(Kernel):
         self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `Kernel.forward`."""
-        if not (len(q) and len(k)):
-            no_lse = q.new_full(q.shape[:2], -torch.inf, dtype=accumulator_dtype(q.dtype))
-            return torch.zeros_like(q), no_lse
         q, k, v = _working(q, k, v)
-        heads = q.shape[1]
-        shape = _shape(q, k, mask, scale)
-        out, lse = torch_ops.forward(
-            _heads_first(q, heads), _heads_first(k, heads), _heads_first(v, heads), shape
-        )
-        out, lse = _tokens_first(out), lse[0].T
-        if mask is not None and not shape.causal:
-            empty = torch_masks.rows_without_key(mask, len(q), q.device)
-            out.index_fill_(0, empty, 0.0)
-            lse.index_fill_(0, empty, -torch.inf)
+        parts = _pieces(q, k, mask)
+        if len(parts) == 1 and _whole(parts[0], q):
+            return _forward_piece(q, k, v, parts[0], scale)
+        accumulator = accumulator_dtype(q.dtype)
+        out = q.new_zeros(q.shape, dtype=accumulator)
+        lse = q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
+        for piece in parts:
+            new = _forward_piece(q, k, v, piece, scale)
+            rows = slice(piece.q0, piece.q1)
+            if piece.fresh:
+                out[rows], lse[rows] = new
+            else:
+                self.merge(out[rows], lse[rows], *new)
         return out, lse
 
     def backward(
@@ -75,11 +82,17 @@ class TorchFlash(Kernel):
         out, exists = surrogate_out(dout, delta)
         if not exists:
             return _dense_backward(q, k, v, dout, lse, delta, mask, scale)
-        heads, kv_heads = q.shape[1], k.shape[1]
-        shape = _shape(q, k, mask, scale)
-        q, k, v, out, dout = (_heads_first(x, heads) for x in (q, k, v, out, dout))
-        dq, dk, dv = torch_ops.backward(q, k, v, out, dout, lse.T[None], shape)
-        return _tokens_first(dq), _sum_heads(dk, kv_heads), _sum_heads(dv, kv_heads)
+        tensors = q, k, v, out, dout, lse
+        parts = _pieces(q, k, mask)
+        if len(parts) == 1 and _whole(parts[0], q) and _all_keys(parts[0], k):
+            return _backward_piece(*tensors, parts[0], scale)
+        dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+        for piece in parts:
+            new = _backward_piece(*tensors, piece, scale)
+            dq[piece.q0 : piece.q1].add_(new[0])
+            dk[piece.k0 : piece.k1].add_(new[1])
+            dv[piece.k0 : piece.k1].add_(new[2])
+        return dq, dk, dv
 
 
 def surrogate_out(dout: Tensor, delta: Tensor) -> tuple[Tensor, bool]:
@@ -101,6 +114,12 @@ def surrogate_out(dout: Tensor, delta: Tensor) -> tuple[Tensor, bool]:
         may have dout 0 and delta other than 0.
     """
     gradient = dout.to(delta.dtype)
+    square = gradient.square().sum(dim=-1)
+    if bool(((square >= _TINY) & (square <= 1 / _TINY)).all()):
+        # The same in fewer passes, where no square can have over- or underflowed.
+        factor = delta / square
+        fits = factor.abs() <= torch.finfo(dout.dtype).max
+        return (gradient * factor[..., None]).to(dout.dtype), bool(fits.all())
     largest = gradient.abs().amax(dim=-1)
     zero = largest == 0
     unit = gradient / largest.masked_fill(zero, 1.0)[..., None]
@@ -121,7 +140,7 @@ def _dense_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients as `Kernel.backward` writes them, in the accumulator dtype."""
     heads, kv_heads = q.shape[1], k.shape[1]
-    q, k, v, dout = (_heads_first(x.to(lse.dtype), heads) for x in (q, k, v, dout))
+    q, k, v, dout = (_repeated(x.to(lse.dtype), heads) for x in (q, k, v, dout))
     scores = scale * (q @ k.mT)
     if mask is not None:
         scores += torch_masks.additive(mask, q.shape[2], k.shape[2], lse.dtype, q.device)
@@ -138,16 +157,112 @@ def _working(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _shape(q: Tensor, k: Tensor, mask: BlockMask | None, scale: float) -> torch_ops.Shape:
-    if mask is None:
-        return torch_ops.Shape(False, None, scale)
-    if mask.is_causal_square(len(q), len(k)):
-        return torch_ops.Shape(True, None, scale)
-    bias = torch_masks.additive(mask, len(q), len(k), q.dtype, q.device)
+def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None) -> tuple[Piece, ...]:
+    """The calls that compute a block; none where it is empty."""
+    if not (len(q) and len(k)):
+        return ()
+    return torch_pieces.pieces(
+        mask, len(q), len(k), q.shape[1] // k.shape[1], q.dtype == torch.bfloat16
+    )
+
+
+def _whole(piece: Piece, q: Tensor) -> bool:
+    return piece.q0 == 0 and piece.q1 == len(q)
+
+
+def _all_keys(piece: Piece, k: Tensor) -> bool:
+    return piece.k0 == 0 and piece.k1 == len(k)
+
+
+def _forward_piece(
+    q: Tensor, k: Tensor, v: Tensor, piece: Piece, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of a piece's queries over its keys."""
+    q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
+    tokens, heads, _ = q.shape
+    fold = 1 if piece.causal or q.device.type != "cpu" else heads // k.shape[1]
+    rows = heads // fold
+    out, lse = torch_ops.forward(
+        _folded(q, fold), _repeated(k, rows), _repeated(v, rows), _shape(piece, q, fold, scale)
+    )
+    out, lse = _unfolded(out, tokens), _unfolded(lse, tokens)
+    if piece.mask is not None and not piece.causal:
+        empty = torch_masks.rows_without_key(piece.mask, tokens, q.device)
+        out.index_fill_(0, empty, 0.0)
+        lse.index_fill_(0, empty, -torch.inf)
+    return out, lse
+
+
+def _backward_piece(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    piece: Piece,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq of a piece's queries, dk and dv of its keys."""
+    q, out, dout, lse = (x[piece.q0 : piece.q1] for x in (q, out, dout, lse))
+    k, v = k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
+    fold = _backward_fold(piece, q, k)
+    heads, kv_heads = q.shape[1] // fold, k.shape[1]
+    dq, dk, dv = torch_ops.backward(
+        _folded(q, fold),
+        _repeated(k, heads),
+        _repeated(v, heads),
+        _folded(out, fold),
+        _folded(dout, fold),
+        _folded(lse, fold),
+        _shape(piece, q, fold, scale),
+    )
+    return _unfolded(dq, len(q)), _sum_heads(dk, kv_heads), _sum_heads(dv, kv_heads)
+
+
+def _backward_fold(piece: Piece, q: Tensor, k: Tensor) -> int:
+    """How many of the query heads that share a key head to compute as tokens of one head.
+
+    The CPU operator rounds the gradients of keys to its tensors' dtype after every few rows of
+    queries, so in half precision it is given few enough rows to lose no more than for one head.
+    """
+    ratio = q.shape[1] // k.shape[1]
+    if piece.causal or q.device.type != "cpu":
+        return 1
+    if q.dtype != torch.bfloat16:
+        return ratio
+    fits = (fold for fold in range(ratio, 1, -1) if ratio % fold == 0)
+    return next((fold for fold in fits if fold * len(q) <= _HALF_ROWS), 1)
+
+
+def _shape(piece: Piece, q: Tensor, fold: int, scale: float) -> torch_ops.Shape:
+    if piece.mask is None or piece.causal:
+        return torch_ops.Shape(piece.causal, None, scale)
+    q_len, kv_len = piece.q1 - piece.q0, piece.k1 - piece.k0
+    bias = torch_masks.additive(piece.mask, q_len, kv_len, q.dtype, q.device, repeat=fold)
     return torch_ops.Shape(False, bias, scale)
 
 
-def _heads_first(x: Tensor, heads: int) -> Tensor:
+def _folded(x: Tensor, fold: int) -> Tensor:
+    """[tokens, heads, ...] as [1, heads ÷ fold, tokens · fold, ...]: heads become tokens.
+
+    Query heads that share a key head see the same keys, and for the operators a query is a
+    query: fewer heads of more tokens are computed faster, and add up the gradients of keys.
+    """
+    tokens, heads, *rest = x.shape
+    groups = x.reshape(tokens, heads // fold, fold, *rest).transpose(0, 1)
+    return groups.reshape(1, heads // fold, tokens * fold, *rest)
+
+
+def _unfolded(x: Tensor, tokens: int) -> Tensor:
+    """The inverse of `_folded`."""
+    _, heads, rows, *rest = x.shape
+    fold = rows // tokens
+    groups = x.reshape(heads, tokens, fold, *rest).transpose(0, 1)
+    return groups.reshape(tokens, heads * fold, *rest)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
     """View [tokens, some heads, head_dim] as [1, heads, tokens, head_dim], heads repeated."""
     tokens, some, head_dim = x.shape
     repeated = x[:, :, None].expand(tokens, some, heads // some, head_dim)

@@ -44,17 +44,32 @@ _cache = TensorCache(limit_bytes=256 << 20)
 
 
 def additive(
-    mask: BlockMask, q_len: int, kv_len: int, dtype: torch.dtype, device: torch.device
+    mask: BlockMask,
+    q_len: int,
+    kv_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    repeat: int = 1,
 ) -> Tensor:
-    """Return what to add to the scores, [q_len, kv_len]: 0 where allowed, -inf where not."""
+    """Return what to add to the scores: 0 where allowed, -inf where not.
+
+    Args:
+        mask: The mask.
+        q_len, kv_len: Its size.
+        dtype, device: Of the result.
+        repeat: Times that every row follows itself, for heads that are computed as tokens.
+
+    Returns:
+        [q_len · repeat, kv_len].
+    """
 
     def make() -> Tensor:
         width = kv_len + -kv_len % _ALIGNMENT
-        bias = torch.zeros(q_len, width, dtype=dtype, device=device)[:, :kv_len]
+        bias = torch.zeros(q_len * repeat, width, dtype=dtype, device=device)[:, :kv_len]
         forbidden = torch.from_numpy(~mask.dense(q_len, kv_len)).to(device)
-        return bias.masked_fill_(forbidden, -torch.inf)
+        return bias.masked_fill_(forbidden.repeat_interleave(repeat, dim=0), -torch.inf)
 
-    return _cache.get(("additive", mask, q_len, kv_len, dtype, device), make)
+    return _cache.get(("additive", mask, q_len, kv_len, dtype, device, repeat), make)
 
 
 def rows_without_key(mask: BlockMask, q_len: int, device: torch.device) -> Tensor:
