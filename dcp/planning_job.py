@@ -1,0 +1,170 @@
+"""A batch to plan: candidates placed, scheduled and simulated, and the best one lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dcp import registry
+from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.blocks import BlockGraph
+from dcp.cost import Estimate
+from dcp.cutting import cut
+from dcp.execution_plan import Origin, PlanContent
+from dcp.instructions import RankPlan
+from dcp.lowering import lower
+from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
+from dcp.schedule_validation import validate_schedule
+from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProblem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidate:
+    """A placed and scheduled batch with its simulated cost."""
+
+    origin: Origin
+    arrangement: Arrangement
+    placement: Placement
+    forward: Estimate
+    backward: Estimate
+
+    @property
+    def total_s(self) -> float:
+        """Simulated time, forward and backward."""
+        return self.forward.total_s + self.backward.total_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanningJob:
+    """What `plan` was asked for."""
+
+    request: BaselineRequest
+    limits: Limits
+    seed: int
+    budget: float
+    cost_model: CostModel
+
+    def static(self, baseline: str | Baseline) -> Candidate:
+        """A static scheme."""
+        backend: Baseline = backend_of("baselines", baseline)
+        arrangement = backend.arrange(self.request)
+        placement = evaluate(self._problem(arrangement.blocks), arrangement.assignment)
+        return self._candidate(Origin(baseline=_title(baseline)), arrangement, placement)
+
+    def planned(
+        self,
+        partitioner: str | Partitioner,
+        schedulers: Sequence[str | Scheduler],
+        *,
+        device_limit: float | None = None,
+    ) -> Iterator[Candidate]:
+        """One placement, with each of the schedulers.
+
+        Args:
+            partitioner: Places.
+            schedulers: Each schedules the same placement.
+            device_limit: Hold the partitioner to this limit over all devices where it is tighter
+                than what was asked for.
+        """
+        request = self.request
+        blocks = cut(request.batch, request.spec, request.block_size, at_mask_edges=True)
+        problem = self._problem(blocks)
+        asked = [limit for limit in (self.limits.device, device_limit) if limit is not None]
+        tight = replace(self.limits, device=min(asked, default=None))
+        answer = backend_of("partitioners", partitioner).place(replace(problem, limits=tight))
+        placement = evaluate(problem, answer)
+        for scheduler in schedulers:
+            backend: Scheduler = backend_of("schedulers", scheduler)
+            forward, backward = (
+                backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES
+            )
+            arrangement = Arrangement(
+                blocks=blocks, assignment=answer, forward=forward, backward=backward
+            )
+            origin = Origin(partitioner=_title(partitioner), scheduler=_title(scheduler))
+            yield self._candidate(origin, arrangement, placement)
+
+    def lowered(self, best: Candidate) -> PlanContent:
+        """Programs for every rank."""
+        cluster, placement = self.request.cluster, best.placement
+        blocks = best.arrangement.blocks
+        forward, backward = (
+            lower(
+                blocks,
+                placement.token_home,
+                placement.comp_device,
+                cluster.num_devices,
+                schedule,
+            )
+            for schedule in (best.arrangement.forward, best.arrangement.backward)
+        )
+        ranks = [
+            RankPlan(
+                rank=rank,
+                home_blocks=np.flatnonzero(placement.token_home == rank),
+                forward=forward[rank],
+                backward=backward[rank],
+            )
+            for rank in range(cluster.num_devices)
+        ]
+        return PlanContent(
+            spec=self.request.spec,
+            cluster=cluster,
+            limits=self.limits,
+            origin=best.origin,
+            blocks=blocks,
+            placement=placement,
+            forward_estimate=best.forward,
+            backward_estimate=best.backward,
+            ranks=ranks,
+        )
+
+    def _problem(self, blocks: BlockGraph) -> PlacementProblem:
+        return PlacementProblem.of(
+            blocks, self.request.cluster, limits=self.limits, seed=self.seed, budget=self.budget
+        )
+
+    def _to_schedule(
+        self, blocks: BlockGraph, placement: Placement, phase: Phase
+    ) -> SchedulingProblem:
+        return SchedulingProblem(
+            blocks=blocks,
+            token_home=placement.token_home,
+            comp_device=placement.comp_device,
+            cluster=self.request.cluster,
+            phase=phase,
+            cost_model=self.cost_model,
+        )
+
+    def _candidate(
+        self, origin: Origin, arrangement: Arrangement, placement: Placement
+    ) -> Candidate:
+        blocks, devices = arrangement.blocks, self.request.cluster.num_devices
+        schedules = (arrangement.forward, arrangement.backward)
+        for schedule in schedules:
+            validate_schedule(
+                blocks, placement.token_home, placement.comp_device, devices, schedule
+            )
+        forward, backward = (
+            self._to_schedule(blocks, placement, schedule.phase).timeline(schedule).estimate()
+            for schedule in schedules
+        )
+        return Candidate(
+            origin=origin,
+            arrangement=arrangement,
+            placement=placement,
+            forward=forward,
+            backward=backward,
+        )
+
+
+def backend_of(group: str, wanted: Any) -> Any:
+    """A backend by request, or the instance that was given."""
+    return registry.create(group, wanted) if isinstance(wanted, str) else wanted
+
+
+def _title(wanted: Any) -> str:
+    return wanted if isinstance(wanted, str) else str(wanted.name)
