@@ -9,8 +9,8 @@ import numpy as np
 
 from dcp.arrays import IntArray
 from dcp.backends.overlap_inputs import Inputs
+from dcp.checks import check_integer
 from dcp.direct_transfers import transfer_rows
-from dcp.errors import SpecError
 from dcp.scheduling import (
     KEY_INPUT,
     KEY_RESULT,
@@ -46,10 +46,7 @@ class OverlapSchedule(Scheduler):
     most_steps: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.most_steps, int) or self.most_steps < 1:
-            raise SpecError(
-                f"most_steps is {self.most_steps!r}; it must be an integer of 1 or more"
-            )
+        check_integer("most_steps", self.most_steps)
 
     def schedule(self, problem: SchedulingProblem) -> Schedule:
         """Answer a problem."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.checks import check_integer
 from dcp.direct_transfers import Touches, inputs_from_home, results_home
-from dcp.errors import SpecError
 from dcp.scheduling import (
     KEY_INPUT,
     QUERY_INPUTS,
@@ -46,8 +46,7 @@ class PaperSchedule(Scheduler):
     divisions: int = 4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.divisions, int) or self.divisions < 1:
-            raise SpecError(f"divisions is {self.divisions!r}; it must be an integer of 1 or more")
+        check_integer("divisions", self.divisions)
 
     def schedule(self, problem: SchedulingProblem) -> Schedule:
         """Answer a problem."""

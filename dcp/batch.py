@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.checks import check_integer, check_number
 from dcp.errors import BatchError, SpecError
 from dcp.masks import Mask, causal
 
@@ -15,7 +16,10 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def _checked_lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    lengths = np.asarray(values)
+    try:
+        lengths = np.asarray(values)
+    except ValueError:  # of different lengths, one inside the other
+        lengths = np.zeros((0, 0))
     if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
         raise BatchError(
             f"{name} must be a flat sequence of integers, got {values!r}; "
@@ -97,6 +101,8 @@ class Batch:
         return cls(np.diff(ends).tolist(), mask=mask, total_tokens=total_tokens)
 
     def _checked_masks(self, mask: Mask | Sequence[Mask]) -> tuple[Mask, ...]:
+        if not isinstance(mask, Mask | Sequence):
+            raise BatchError(f"mask is {mask!r}; give one dcp mask for all or one a sequence")
         masks = (mask,) * len(self) if isinstance(mask, Mask) else tuple(mask)
         if len(masks) != len(self) or not all(isinstance(one, Mask) for one in masks):
             raise BatchError(
@@ -164,9 +170,7 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         for name in ("num_q_heads", "num_kv_heads", "head_dim"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SpecError(f"{name} is {value!r}; it must be an integer of 1 or more")
+            check_integer(name, getattr(self, name))
         if self.num_q_heads % self.num_kv_heads:
             raise SpecError(
                 f"{self.num_q_heads} query heads do not divide into {self.num_kv_heads} key heads; "
@@ -174,8 +178,8 @@ class AttentionSpec:
             )
         if self.dtype not in DTYPE_BYTES:
             raise SpecError(f"dtype {self.dtype!r} is unknown; legal: {', '.join(DTYPE_BYTES)}")
-        if self.softmax_scale is not None and not np.isfinite(self.softmax_scale):
-            raise SpecError(f"softmax_scale is {self.softmax_scale}; it must be finite")
+        if self.softmax_scale is not None:
+            check_number("softmax_scale", self.softmax_scale)
 
     @property
     def scale(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.checks import check_integer, check_number
 from dcp.errors import SpecError
 
 
@@ -26,8 +27,8 @@ class Link:
     latency_s: float
 
     def __post_init__(self) -> None:
-        _check_rate("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
-        _check_delay("latency_s", self.latency_s)
+        check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, positive=True)
+        check_number("latency_s", self.latency_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +55,9 @@ class Device:
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "backward_flops_per_s", "memory_bytes_per_s"):
-            _check_rate(name, getattr(self, name))
-        _check_delay("launch_s", self.launch_s)
-        _check_count("tile_tokens", self.tile_tokens)
-
-
-def _check_rate(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise SpecError(f"{name} is {value}; it must be positive and finite")
-
-
-def _check_delay(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value >= 0):
-        raise SpecError(f"{name} is {value}; it must be finite and 0 or more")
-
-
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(f"{name} is {value!r}; it must be an integer of 1 or more")
+            check_number(name, getattr(self, name), positive=True)
+        check_number("launch_s", self.launch_s)
+        check_integer("tile_tokens", self.tile_tokens)
 
 
 # FlashAttention-2 on A100, head dim 128, causal, long sequences: about 180 TFLOP/s forward and
@@ -129,14 +115,19 @@ class Cluster:
     name: str = "custom"
 
     def __post_init__(self) -> None:
-        _check_count("nodes", self.nodes)
-        _check_count("devices_per_node", self.devices_per_node)
+        check_integer("nodes", self.nodes)
+        check_integer("devices_per_node", self.devices_per_node)
         if self.nics_per_node is not None:
-            _check_count("nics_per_node", self.nics_per_node)
+            check_integer("nics_per_node", self.nics_per_node)
+            if self.nics_per_node > self.devices_per_node:
+                raise SpecError(
+                    f"{self.nics_per_node} NICs a node for {self.devices_per_node} devices: a "
+                    "device sends through one; give at most as many as devices"
+                )
 
     @classmethod
     def preset(cls, name: str, *, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
-        """A known machine type by name; see `PRESETS`.
+        """A known machine type by name, whole or with some of its devices; see `PRESETS`.
 
         Raises:
             SpecError: no such preset; the message lists them.
@@ -144,9 +135,10 @@ class Cluster:
         if name not in PRESETS:
             raise SpecError(f"no preset {name!r}; legal: {', '.join(PRESETS)}")
         base = PRESETS[name]
-        return replace(
-            base, nodes=nodes, devices_per_node=devices_per_node or base.devices_per_node
-        )
+        devices = base.devices_per_node if devices_per_node is None else devices_per_node
+        check_integer("devices_per_node", devices)
+        nics = base.nics_per_node and min(base.nics_per_node, devices)
+        return replace(base, nodes=nodes, devices_per_node=devices, nics_per_node=nics)
 
     @property
     def num_devices(self) -> int:

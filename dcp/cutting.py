@@ -10,7 +10,7 @@ from dcp import slices as slice_ops
 from dcp.arrays import IntArray
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph, HeadGroups, Side
-from dcp.errors import SpecError
+from dcp.checks import check_integer
 from dcp.token_cuts import ChunkEdges, TokenBlocks, cut_tokens, mask_edges, ranks_within
 
 
@@ -37,8 +37,7 @@ def cut(
     Raises:
         SpecError: a block size below 1.
     """
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-        raise SpecError(f"block_size is {block_size!r}; it must be an integer of 1 or more")
+    check_integer("block_size", block_size)
     groups = HeadGroups.of(spec) if groups is None else groups
     table, table_sequence = _sequence_slices(batch)
     edges = mask_edges(table, table_sequence, block_size) if at_mask_edges else None

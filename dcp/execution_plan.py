@@ -19,14 +19,23 @@ from dcp.report import PlanReport, report_on
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Which backends made a plan; a static scheme has neither partitioner nor scheduler."""
+    """Which backends made a plan; a static scheme has neither partitioner nor scheduler.
+
+    Attributes:
+        partitioner, scheduler, baseline: As they were asked for.
+        device_limit: `Limits.device` that `auto` held the partitioner to, tighter than asked.
+    """
 
     partitioner: str | None = None
     scheduler: str | None = None
     baseline: str | None = None
+    device_limit: float | None = None
 
     def __str__(self) -> str:
-        return self.baseline or f"{self.partitioner} + {self.scheduler}"
+        if self.baseline:
+            return self.baseline
+        held = "" if self.device_limit is None else f" (device limit {self.device_limit:g})"
+        return f"{self.partitioner}{held} + {self.scheduler}"
 
 
 class PlanContent(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,9 +47,15 @@ class PlanContent(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     origin: Origin
     blocks: BlockGraph
     placement: Placement
+    ranks: list[RankPlan]
+
+
+class PlanNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan file says besides, outside the digest."""
+
     forward_estimate: Estimate
     backward_estimate: Estimate
-    ranks: list[RankPlan]
+    planning_s: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,10 +64,14 @@ class ExecutionPlan:
 
     Attributes:
         content: What the digest covers.
+        forward_estimate, backward_estimate: Simulated times. Not covered: a float may differ in
+            its last bits on another processor, and changes nothing of what is executed.
         planning_s: Seconds that planning took.
     """
 
     content: PlanContent
+    forward_estimate: Estimate
+    backward_estimate: Estimate
     planning_s: float
 
     @property
@@ -103,14 +122,19 @@ class ExecutionPlan:
             placement=content.placement,
             limits=content.limits,
             ranks=content.ranks,
-            forward=content.forward_estimate,
-            backward=content.backward_estimate,
+            forward=self.forward_estimate,
+            backward=self.backward_estimate,
             planning_s=self.planning_s,
         )
 
     def to_bytes(self) -> bytes:
         """A plan file's content."""
-        return plan_file.seal(self._payload, self.planning_s)
+        notes = PlanNotes(
+            forward_estimate=self.forward_estimate,
+            backward_estimate=self.backward_estimate,
+            planning_s=self.planning_s,
+        )
+        return plan_file.seal(self._payload, plan_file.encode(notes))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ExecutionPlan:
@@ -121,7 +145,13 @@ class ExecutionPlan:
         """
         envelope = plan_file.unseal(data)
         content = plan_file.decode(envelope.payload, PlanContent)
-        return cls(content=content, planning_s=envelope.planning_s)
+        notes: PlanNotes = plan_file.decode(envelope.notes, PlanNotes)
+        return cls(
+            content=content,
+            forward_estimate=notes.forward_estimate,
+            backward_estimate=notes.backward_estimate,
+            planning_s=notes.planning_s,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a plan file."""

@@ -16,8 +16,9 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
+from dcp.checks import check_integer, check_number
 from dcp.cluster import Cluster
-from dcp.errors import PlacementError, SpecError
+from dcp.errors import PlacementError
 from dcp.packing import tightest_load
 
 
@@ -46,8 +47,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("inter_node", "intra_node", "device", "tokens"):
             value = getattr(self, name)
-            if value is not None and not (np.isfinite(value) and value >= 0):
-                raise SpecError(f"limit {name} is {value}; it must be finite and 0 or more")
+            if value is not None or name != "device":
+                check_number(f"limit {name}", value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,8 +90,8 @@ class PlacementProblem:
         budget: float = 1.0,
     ) -> PlacementProblem:
         """The problem of placing these blocks on this cluster."""
-        if not (np.isfinite(budget) and budget > 0):
-            raise SpecError(f"budget is {budget}; it must be positive and finite (1.0: default)")
+        check_number("budget", budget, positive=True)
+        check_integer("seed", seed, least=0)
         return cls(
             token_tokens=blocks.token_length,
             data_bytes=blocks.data_bytes,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import is_dataclass
 from typing import Any
 
+from dcp.backend import Backend
 from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
@@ -53,8 +55,18 @@ class PlanCache:
 def request_digest(
     batch: Batch, heads: AttentionSpec, cluster: Cluster, options: dict[str, Any]
 ) -> str:
-    """SHA-256 of everything that decides a plan, in hex: values, not identities."""
+    """SHA-256 of everything that decides a plan, in hex: values, not identities.
+
+    Raises:
+        SpecError: a backend whose settings are not the fields of a dataclass.
+    """
     content = hashlib.sha256()
+    for name, value in options.items():
+        if isinstance(value, Backend) and not is_dataclass(value):
+            raise SpecError(
+                f"{name} is a {type(value).__name__}, whose settings cannot be read; make it a "
+                "dataclass, or name it by a request string"
+            )
     sides = (batch.is_cross, batch.q_lengths, batch.kv_lengths)
     for part in (sides, heads, cluster, sorted(options.items(), key=lambda item: item[0])):
         content.update(repr(part).encode())

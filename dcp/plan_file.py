@@ -41,7 +41,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     version: int
     digest: str
-    planning_s: float
+    notes: bytes
     payload: bytes
 
 
@@ -67,14 +67,14 @@ def digest_of(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def seal(payload: bytes, planning_s: float) -> bytes:
-    """A plan file's content."""
+def seal(payload: bytes, notes: bytes) -> bytes:
+    """A plan file's content: what the digest covers, and what it does not."""
     return encode(
         Envelope(
             format=FORMAT,
             version=VERSION,
             digest=digest_of(payload),
-            planning_s=planning_s,
+            notes=notes,
             payload=payload,
         )
     )

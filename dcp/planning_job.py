@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dcp import registry
+from dcp.backend import Backend
 from dcp.baseline import Arrangement, Baseline, BaselineRequest
 from dcp.blocks import BlockGraph
 from dcp.cost import Estimate
 from dcp.cutting import cut
+from dcp.errors import SpecError
 from dcp.execution_plan import Origin, PlanContent
 from dcp.instructions import RankPlan
 from dcp.lowering import lower
@@ -57,15 +58,15 @@ class PlanningJob:
     def planned(
         self,
         partitioner: str | Partitioner,
-        schedulers: Sequence[str | Scheduler],
+        scheduler: str | Scheduler,
         *,
         device_limit: float | None = None,
-    ) -> Iterator[Candidate]:
-        """One placement, with each of the schedulers.
+    ) -> Candidate:
+        """Blocks placed and scheduled.
 
         Args:
             partitioner: Places.
-            schedulers: Each schedules the same placement.
+            scheduler: Schedules both phases.
             device_limit: Hold the partitioner to this limit over all devices where it is tighter
                 than what was asked for.
         """
@@ -76,19 +77,22 @@ class PlanningJob:
         tight = replace(self.limits, device=min(asked, default=None))
         answer = backend_of("partitioners", partitioner).place(replace(problem, limits=tight))
         placement = evaluate(problem, answer)
-        for scheduler in schedulers:
-            backend: Scheduler = backend_of("schedulers", scheduler)
-            forward, backward = (
-                backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES
-            )
-            arrangement = Arrangement(
-                blocks=blocks, assignment=answer, forward=forward, backward=backward
-            )
-            origin = Origin(partitioner=_title(partitioner), scheduler=_title(scheduler))
-            yield self._candidate(origin, arrangement, placement)
+        backend: Scheduler = backend_of("schedulers", scheduler)
+        forward, backward = (
+            backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES
+        )
+        arrangement = Arrangement(
+            blocks=blocks, assignment=answer, forward=forward, backward=backward
+        )
+        origin = Origin(
+            partitioner=_title(partitioner),
+            scheduler=_title(scheduler),
+            device_limit=device_limit,
+        )
+        return self._candidate(origin, arrangement, placement)
 
     def lowered(self, best: Candidate) -> PlanContent:
-        """Programs for every rank."""
+        """What the digest covers: programs for every rank."""
         cluster, placement = self.request.cluster, best.placement
         blocks = best.arrangement.blocks
         forward, backward = (
@@ -117,8 +121,6 @@ class PlanningJob:
             origin=best.origin,
             blocks=blocks,
             placement=placement,
-            forward_estimate=best.forward,
-            backward_estimate=best.backward,
             ranks=ranks,
         )
 
@@ -162,8 +164,19 @@ class PlanningJob:
 
 
 def backend_of(group: str, wanted: Any) -> Any:
-    """A backend by request, or the instance that was given."""
-    return registry.create(group, wanted) if isinstance(wanted, str) else wanted
+    """A backend by request, or the instance that was given.
+
+    Raises:
+        SpecError: neither.
+    """
+    if isinstance(wanted, str):
+        return registry.create(group, wanted)
+    if not isinstance(wanted, Backend):
+        raise SpecError(
+            f"{wanted!r} is no {group[:-1]}; give a name ({', '.join(registry.names(group))}), "
+            "a request name:option=value, or an instance"
+        )
+    return wanted
 
 
 def _title(wanted: Any) -> str:

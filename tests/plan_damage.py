@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ def with_program(
     ranks = list(plan.ranks)
     ranks[rank] = msgspec.structs.replace(ranks[rank], **{phase: program})
     content = msgspec.structs.replace(plan.content, ranks=ranks)
-    return dcp.ExecutionPlan(content=content, planning_s=0.0)
+    return replace(plan, content=content)
 
 
 def with_instructions(

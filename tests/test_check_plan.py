@@ -300,7 +300,7 @@ def test_a_home_that_differs_from_the_placement_is_refused() -> None:
     ranks = list(plan.ranks)
     ranks[0] = msgspec.structs.replace(ranks[0], home_blocks=ranks[1].home_blocks)
     content = msgspec.structs.replace(plan.content, ranks=ranks)
-    refused(dcp.ExecutionPlan(content=content, planning_s=0.0), "rank 0 is home to blocks")
+    refused(replace(plan, content=content), "rank 0 is home to blocks")
 
 
 def test_a_removed_wait_lets_data_be_read_too_early() -> None:
@@ -512,7 +512,7 @@ def with_blocks(plan: dcp.ExecutionPlan, **fields: Any) -> dcp.ExecutionPlan:
     """The plan with some arrays of its blocks replaced."""
     blocks = replace(plan.blocks, **fields)
     content = msgspec.structs.replace(plan.content, blocks=blocks)
-    return dcp.ExecutionPlan(content=content, planning_s=0.0)
+    return replace(plan, content=content)
 
 
 def test_token_blocks_that_leave_a_gap_are_refused() -> None:
@@ -562,3 +562,35 @@ def test_a_claim_about_the_work_that_the_masks_do_not_bear_out_is_refused() -> N
     pairs = plan.blocks.comp_pairs.copy()
     pairs[3] += 1
     refused(with_blocks(plan, comp_pairs=pairs), "computation block 3 is (q")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("volume_bytes", 0),
+        ("inter_node_bytes", 1),
+        ("compute_imbalance", 1.0),
+        ("token_imbalance", 9.0),
+        ("violations", ("none at all",)),
+    ],
+)
+def test_figures_of_the_placement_that_are_not_true_are_refused(name, value):
+    plan = dcp.plan(
+        dcp.Batch([90, 40]), HEADS, dcp.Cluster(nodes=2, devices_per_node=2), baseline="ring"
+    )
+    placement = replace(plan.placement, **{name: value})
+    content = msgspec.structs.replace(plan.content, placement=placement)
+    with pytest.raises(PlanCheckError, match=f"the placement says {name}"):
+        check_plan(replace(plan, content=content))
+
+
+@pytest.mark.parametrize("field", ["mask_ptr", "slots", "arena_rows"])
+def test_arrays_of_another_shape_are_refused(field):
+    plan = dcp.plan(dcp.Batch([90]), HEADS, dcp.Cluster(devices_per_node=2), baseline="ring")
+    first, *others = plan.ranks
+    array = getattr(first.forward, field)
+    damaged = msgspec.structs.replace(first.forward, **{field: np.stack([array, array])})
+    ranks = [msgspec.structs.replace(first, forward=damaged), *others]
+    content = msgspec.structs.replace(plan.content, ranks=ranks)
+    with pytest.raises(PlanCheckError):
+        check_plan(replace(plan, content=content))

@@ -90,7 +90,8 @@ def test_arrays_that_contradict_themselves_are_refused_even_with_a_fitting_diges
     plan = plan_of()
     content = msgspec.msgpack.decode(plan_file.encode(plan.content))
     content["blocks"]["comp_pairs"] = array
-    data = plan_file.seal(msgspec.msgpack.encode(content), 0.0)
+    notes = plan_file.unseal(plan.to_bytes()).notes
+    data = plan_file.seal(msgspec.msgpack.encode(content), notes)
     with pytest.raises(PlanFormatError):
         dcp.ExecutionPlan.from_bytes(data)
 

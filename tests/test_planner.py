@@ -7,12 +7,12 @@ import pytest
 
 import dcp
 from dcp import registry
+from dcp.auto import BASELINES as AUTO_BASELINES
 from dcp.backends.sequential_schedule import SequentialSchedule
 from dcp.baseline import BaselineRequest
 from dcp.baselines.zigzag import Zigzag
 from dcp.errors import PlacementError, SpecError, UnknownBackendError
 from dcp.placement import Assignment, Partitioner
-from dcp.planner import AUTO_BASELINES
 
 HEADS = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16)
 CLUSTER = dcp.Cluster(nodes=2, devices_per_node=2)
@@ -78,6 +78,19 @@ def test_auto_spares_itself_schemes_that_cannot_win(caplog):
         chosen = plan(dcp.Batch([200] * 300), cluster, block_size=256)
     assert chosen.origin.baseline is None
     assert "zigzag: its messages alone take" in caplog.text
+
+
+def test_limits_that_were_asked_for_bind_auto():
+    """One long dense sequence: an uneven static scheme is fastest, and over the limit."""
+    batch = dcp.Batch([2048], mask=dcp.masks.full())
+    limits = dcp.Limits(inter_node=0.0, intra_node=0.0, tokens=0.0)
+    assert plan(batch, limits=limits).report().feasible
+
+
+@pytest.mark.parametrize("option", ["partitioner", "scheduler", "baseline", "cost_model"])
+def test_what_is_no_backend_is_refused_by_name(option):
+    with pytest.raises(SpecError, match="5 is no"):
+        plan(**{option: 5})
 
 
 def test_auto_logs_its_choice_once_with_the_times_it_compared(caplog):

@@ -38,7 +38,7 @@ def plan_of(cluster: dcp.Cluster = CLUSTER, **way: Any) -> dcp.ExecutionPlan:
 
 
 def _estimates(plan: dcp.ExecutionPlan) -> list[Any]:
-    return [plan.content.forward_estimate, plan.content.backward_estimate]
+    return [plan.forward_estimate, plan.backward_estimate]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way.values()))

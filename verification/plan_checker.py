@@ -8,6 +8,7 @@ import numpy as np
 
 from dcp.errors import PlanCheckError
 from dcp.execution_plan import ExecutionPlan
+from dcp.placement import Assignment, PlacementProblem, evaluate
 from dcp.scheduling import Phase
 from dcp.verification.facts import Facts, derive_facts
 from dcp.verification.faults import Site
@@ -63,15 +64,24 @@ def check_plan(plan: ExecutionPlan) -> PlanProof:
     * nothing is read before it has arrived or after its slot was reused, no sum is lost;
     * slots of an arena share no row and hold what they are for;
     * every send meets its receive, and no rank can deadlock;
-    * the bytes moved are those reported.
+    * the bytes moved and the balance are those reported.
 
     Raises:
         PlanCheckError: names rank, phase, instruction and block of the first fault.
     """
+    try:
+        return _proven(plan)
+    except (IndexError, TypeError, ValueError) as error:
+        # Arrays of a shape or content that no rule below foresees.
+        raise PlanCheckError(f"the plan's arrays do not belong together: {error}") from error
+
+
+def _proven(plan: ExecutionPlan) -> PlanProof:
     facts = derive_facts(plan.blocks)
     _check_ranks(plan, facts)
     forward, forward_results = _check_phase(plan, facts, "forward")
     backward, backward_results = _check_phase(plan, facts, "backward")
+    _check_placement(plan)
     _check_report(plan, forward, backward)
     return PlanProof(
         ranks=len(plan.ranks),
@@ -171,6 +181,25 @@ def _comp_fault(
     pair, group = divmod(comp, facts.num_groups)
     q, kv = int(facts.pair_q[pair]), int(facts.pair_kv[pair])
     return site.fault(f"(q {q}, kv {kv}) {text}", index=index, block=q, group=group)
+
+
+def _check_placement(plan: ExecutionPlan) -> None:
+    """What the plan says of its placement is what the framework measures."""
+    problem = PlacementProblem.of(plan.blocks, plan.cluster, limits=plan.content.limits)
+    said = plan.placement
+    found = evaluate(problem, Assignment(said.token_home, said.comp_device))
+    for name in (
+        "volume_bytes",
+        "inter_node_bytes",
+        "compute_imbalance",
+        "token_imbalance",
+        "violations",
+    ):
+        if getattr(said, name) != getattr(found, name):
+            raise PlanCheckError(
+                f"the placement says {name} = {getattr(said, name)!r}; it is "
+                f"{getattr(found, name)!r}"
+            )
 
 
 def _check_report(plan: ExecutionPlan, forward: Traffic, backward: Traffic) -> None:

@@ -1,0 +1,95 @@
+"""`auto`: a small portfolio of candidates, of which simulated time picks one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from dcp.errors import SpecError
+from dcp.estimation import EventModel
+from dcp.placement import Partitioner
+from dcp.planning_job import Candidate, PlanningJob, backend_of
+from dcp.scheduling import Scheduler
+from dcp.selection import Winner
+
+logger = logging.getLogger("dcp")
+
+PARTITIONER = "greedy"
+SCHEDULER = "overlap"
+# Even computing against few bytes: what pays is for simulated time to say, not for a fixed limit.
+DEVICE_LIMITS = (0.1, 0.03)
+BASELINES = ("zigzag", "usp", "ulysses", "ring", "allgather")
+
+
+def choose(
+    job: PlanningJob,
+    partitioner: str | Partitioner,
+    scheduler: str | Scheduler,
+    *,
+    winner: Winner | None,
+    limits_bind: bool,
+) -> Candidate:
+    """The candidate with the least simulated time; logs the choice and why, once.
+
+    Args:
+        job: What to plan.
+        partitioner, scheduler: Requests or instances; "auto" stands for the portfolio, and with
+            "auto" for both the static schemes compete too.
+        winner: What a selection table knows of such batches.
+        limits_bind: Whether a candidate over a limit loses to any that keeps all.
+    """
+    device_limits: Sequence[float | None] = (None,)
+    all_open = partitioner == "auto" and scheduler == "auto"
+    if partitioner == "auto":
+        partitioner = (winner.partitioner if winner else None) or PARTITIONER
+        device_limits = DEVICE_LIMITS
+    if scheduler == "auto":
+        scheduler = (winner.scheduler if winner else None) or SCHEDULER
+    candidates = [
+        job.planned(partitioner, scheduler, device_limit=limit) for limit in device_limits
+    ]
+    left_out: list[str] = []
+    if all_open:
+        for name in _static_requests(winner):
+            _add_static(job, name, candidates, left_out)
+    keeping = [candidate for candidate in candidates if candidate.placement.feasible]
+    best = min(keeping if limits_bind and keeping else candidates, key=_total_s)
+    if len(candidates) + len(left_out) > 1:
+        logger.info("auto chose %s of %s", best.origin, _account(candidates, left_out))
+    return best
+
+
+def _static_requests(winner: Winner | None) -> Iterator[str]:
+    yield from BASELINES
+    if winner and winner.baseline and winner.baseline not in BASELINES:
+        yield winner.baseline
+
+
+def _add_static(
+    job: PlanningJob, name: str, candidates: list[Candidate], left_out: list[str]
+) -> None:
+    """Add a static scheme, unless it cannot serve the request or cannot be faster.
+
+    That it cannot be faster is known for the built-in cost model only, whose links decide it.
+    """
+    if isinstance(job.cost_model, EventModel):
+        least = backend_of("baselines", name).least_seconds(job.request)
+        if least >= min(candidate.total_s for candidate in candidates):
+            left_out.append(f"{name}: its messages alone take {least * 1e3:.3f} ms")
+            return
+    try:
+        candidates.append(job.static(name))
+    except SpecError as error:
+        left_out.append(f"{name}: {error}")
+
+
+def _total_s(candidate: Candidate) -> float:
+    return candidate.total_s
+
+
+def _account(candidates: list[Candidate], left_out: list[str]) -> str:
+    times = []
+    for each in candidates:
+        remark = "" if each.placement.feasible else " (over a limit)"
+        times.append(f"{each.origin} {each.total_s * 1e3:.3f} ms{remark}")
+    return "simulated times " + ", ".join(times) + "".join(f"; left out {one}" for one in left_out)

@@ -1,0 +1,31 @@
+"""Checks of numbers that users give: what was given, what is legal."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from dcp.errors import SpecError
+
+
+def check_integer(name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse what is not an integer of at least `least`; booleans are no integers here.
+
+    Raises:
+        SpecError: names the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise SpecError(f"{name} is {value!r}; it must be an integer of {least} or more")
+
+
+def check_number(name: str, value: Any, *, positive: bool = False) -> None:
+    """Refuse what is not a finite number of 0 or more, or above 0.
+
+    Raises:
+        SpecError: names the value.
+    """
+    legal = "positive and finite" if positive else "finite and 0 or more"
+    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (positive and value == 0):
+        raise SpecError(f"{name} is {value!r}; it must be {legal}")

@@ -1,0 +1,60 @@
+"""Numbers that make no sense are refused by a named error, wherever they are given."""
+
+import pytest
+
+import dcp
+from dcp.errors import BatchError, SpecError
+
+HEADS = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=8)
+CLUSTER = dcp.Cluster(devices_per_node=2)
+
+
+def plan(**options):
+    return dcp.plan(dcp.Batch([20]), HEADS, CLUSTER, **({"block_size": 8} | options))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dcp.Limits(inter_node="x"), "limit inter_node is 'x'"),
+        (lambda: dcp.Limits(inter_node=None), "limit inter_node is None"),
+        (lambda: dcp.Limits(tokens=True), "limit tokens is True"),
+        (
+            lambda: dcp.AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=8, softmax_scale="x"),
+            "softmax_scale is 'x'",
+        ),
+        (lambda: plan(budget="1"), "budget is '1'"),
+        (lambda: plan(seed=0.5), "seed is 0.5"),
+        (lambda: plan(seed=-1), "seed is -1"),
+        (lambda: plan(block_size="big"), "block_size is 'big'"),
+        (lambda: plan(partitioner=None), "None is no partitioner"),
+        (lambda: dcp.Cluster.preset("p4de", devices_per_node=0), "devices_per_node is 0"),
+        (lambda: dcp.Cluster(devices_per_node=2, nics_per_node=4), "4 NICs a node for 2 devices"),
+    ],
+)
+def test_what_was_given_is_in_the_message(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1], [2, 3]],), "flat sequence of integers"),
+        ((["a", "b"],), "flat sequence of integers"),
+        ((None,), "flat sequence of integers"),
+    ],
+)
+def test_lengths_that_are_no_lengths_are_refused(arguments, message):
+    with pytest.raises(BatchError, match=message):
+        dcp.Batch(*arguments)
+
+
+def test_a_mask_that_is_none_is_refused():
+    with pytest.raises(BatchError, match="mask is 5"):
+        dcp.Batch([3], mask=5)
+
+
+def test_a_preset_with_fewer_devices_has_no_more_nics_than_devices():
+    assert dcp.Cluster.preset("p4de", devices_per_node=2).nics_per_node == 2
+    assert dcp.Cluster.preset("p4de").nics_per_node == 4
