@@ -9,14 +9,19 @@ from typing import Any
 from dcp.errors import SpecError
 
 
+MOST = 2**63 - 1
+
+
 def check_integer(name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse what is not an integer of at least `least`; booleans are no integers here.
+    """Refuse what is not an integer from `least` to `MOST`; booleans are no integers here.
 
     Raises:
         SpecError: names the value.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SpecError(f"{name} is {value!r}; it must be an integer of {least} or more")
+    if value > MOST:
+        raise SpecError(f"{name} is {value}; it must fit 64 bits")
 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> None:

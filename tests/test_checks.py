@@ -26,6 +26,7 @@ def plan(**options):
         (lambda: plan(budget="1"), "budget is '1'"),
         (lambda: plan(seed=0.5), "seed is 0.5"),
         (lambda: plan(seed=-1), "seed is -1"),
+        (lambda: plan(seed=1 << 70), "must fit 64 bits"),
         (lambda: plan(block_size="big"), "block_size is 'big'"),
         (lambda: plan(partitioner=None), "None is no partitioner"),
         (lambda: dcp.Cluster.preset("p4de", devices_per_node=0), "devices_per_node is 0"),
