@@ -1,0 +1,91 @@
+"""The `local_search` partitioner: bisection, then annealing on exact costs, coarse to fine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.backends.answers import trivial_answer
+from dcp.backends.repair import repair
+from dcp.errors import SpecError
+from dcp.placement import Assignment, Partitioner, PlacementProblem, evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSearch(Partitioner):
+    """Few bytes within exact limits, in milliseconds; see docs/local_search.md.
+
+    A number of moves bounds the search, never the clock: equal problems, seeds and budgets give
+    equal answers on every machine. Time grows in proportion to the budget. The hot loops are
+    compiled by numba on first use, which takes some seconds once a machine.
+
+    Args:
+        inter_weight: What a byte between nodes costs, where one inside a node costs 1. The
+            default saves the crossings that cost next to no other bytes; from 4 on, nodes are
+            searched first and fewer bytes cross for more bytes in all.
+
+    Raises:
+        SpecError: a weight below 1 or not finite.
+    """
+
+    name: ClassVar[str] = "local_search"
+
+    inter_weight: float = 1.25
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.inter_weight) and self.inter_weight >= 1):
+            raise SpecError(
+                f"inter_weight is {self.inter_weight}; it must be finite and 1 or more "
+                "(1: all links cost the same)"
+            )
+
+    def place(self, problem: PlacementProblem) -> Assignment:
+        """Search, and repair the answer in the rare case that it breaks a limit."""
+        answer = trivial_answer(problem)
+        if answer is not None:
+            return answer
+        # Importing numba takes 0.2 s, which importing dcp must not cost.
+        from dcp.backends.search_plan import Search
+
+        found = Search(problem, self.inter_weight).run()
+        if _holds_what_is_asked(problem, found):
+            return found
+        return _first_feasible(problem, found)
+
+
+def _first_feasible(problem: PlacementProblem, found: Assignment) -> Assignment:
+    """The answer, or else the repaired one, where whole blocks make the limits hard to meet."""
+    if _keeps_tokens(problem, found) and evaluate(problem, found).feasible:
+        return found
+    repaired = repair(problem, found)
+    return repaired if evaluate(problem, repaired).feasible else found
+
+
+def _holds_what_is_asked(problem: PlacementProblem, answer: Assignment) -> bool:
+    """Whether limits hold without regard to what whole blocks excuse: quick, and sufficient."""
+    cluster, limits = problem.cluster, problem.limits
+    load = np.bincount(
+        answer.comp_device, weights=problem.comp_flops, minlength=cluster.num_devices
+    ).reshape(cluster.nodes, -1)
+    node = load.sum(axis=1)
+    inside = (1 + limits.intra_node) * node / cluster.devices_per_node
+    overall = np.inf if limits.device is None else (1 + limits.device) * load.mean()
+    return bool(
+        (load <= np.minimum(inside, overall)[:, None]).all()
+        and (node <= (1 + limits.inter_node) * node.mean()).all()
+        and _keeps_tokens(problem, answer)
+    )
+
+
+def _keeps_tokens(problem: PlacementProblem, answer: Assignment) -> bool:
+    """Whether no device holds more tokens than the tightest packing does."""
+    return bool(_tokens(problem, answer).max(initial=0) <= problem.token_limit)
+
+
+def _tokens(problem: PlacementProblem, answer: Assignment) -> IntArray:
+    held = np.zeros(problem.cluster.num_devices, dtype=np.int64)
+    np.add.at(held, answer.token_home, problem.token_tokens)
+    return held

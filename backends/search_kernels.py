@@ -1,0 +1,460 @@
+"""The annealing loop and the moves that it tries, compiled by numba.
+
+A move is priced exactly: the bytes it adds, weighted by the links they cross, and a price on
+work and tokens over the limits. Only +, −, ×, ÷ and comparisons touch floats and the random
+numbers are our own, so that a seed gives one answer on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dcp.backends.search_compile import compiled, inlined
+from dcp.backends.search_state import State
+
+U4, U8 = np.uint32, np.uint64
+_MULTIPLIER = U8(2685821657736338717)
+
+
+@inlined
+def scrambled(x: Any) -> Any:
+    """The next state of an xorshift64* generator (Vigna 2016)."""
+    x ^= x >> U8(12)
+    x ^= x << U8(25)
+    x ^= x >> U8(27)
+    return x
+
+
+@inlined
+def pick(bits: Any, choices: Any) -> Any:
+    """A number below `choices` from 32 random bits."""
+    return U4((bits * U8(choices)) >> U8(32))
+
+
+@inlined
+def random_user(s: State, net: Any, bits: Any) -> Any:
+    """Device of a random user of a net that has some."""
+    return s.comps[s.pins[s.nets[net].first + pick(bits, s.nets[net].users)]].device
+
+
+@inlined
+def link_weight(s: State, a: Any, b: Any) -> Any:
+    """Weight of a byte sent from device a to device b."""
+    weight = 0.0
+    if a != b:
+        weight = 1.0
+        if s.devices[a].node != s.devices[b].node:
+            weight += s.rules[0].farther
+    return weight
+
+
+@inlined
+def user_change(s: State, net: Any, a: Any, b: Any) -> Any:
+    """Weighted bytes added when one user of a net goes from device a to device b."""
+    home = s.tokens[s.nets[net].token].home
+    change = 0.0
+    if s.count[net, a] == 1:
+        change -= s.nets[net].size * link_weight(s, home, a)
+    if s.count[net, b] == 0:
+        change += s.nets[net].size * link_weight(s, home, b)
+    return change
+
+
+@compiled
+def place(s: State, comp: Any, b: Any) -> Any:
+    """Compute a block on device b; returns the weighted bytes added. Leaves `excess` as it is."""
+    a = s.comps[comp].device
+    node_a, node_b = s.devices[a].node, s.devices[b].node
+    change = 0.0
+    for side in range(2):
+        net = s.comps[comp].row if side == 0 else s.comps[comp].column
+        change += user_change(s, net, a, b)
+        s.count[net, a] -= 1
+        if s.count[net, a] == 0:
+            s.near[net, node_a] -= 1
+        if s.count[net, b] == 0:
+            s.near[net, node_b] += 1
+        s.count[net, b] += 1
+    work = s.comps[comp].work
+    s.devices[a].work -= work
+    s.devices[b].work += work
+    s.nodes[node_a].work -= work
+    s.nodes[node_b].work += work
+    s.comps[comp].device = b
+    return change
+
+
+@compiled
+def node_excess(s: State, node: Any) -> Any:
+    """Work over the limits of a node and of its devices; any excess counts a least amount."""
+    work, per_node = s.nodes[node].work, s.rules[0].per_node
+    limit = min(s.rules[0].device_limit, s.rules[0].inside_factor * work / per_node)
+    excess = 0.0
+    if work > s.rules[0].node_limit:
+        excess += work - s.rules[0].node_limit + s.rules[0].least_work_excess
+    first = node * per_node
+    for device in range(first, first + per_node):
+        if s.devices[device].work > limit:
+            excess += s.devices[device].work - limit + s.rules[0].least_work_excess
+    return excess
+
+
+@inlined
+def known_excess(s: State, a: Any, b: Any) -> Any:
+    """Excess of the nodes of two devices, as last recorded."""
+    node_a, node_b = s.devices[a].node, s.devices[b].node
+    excess = s.nodes[node_a].excess
+    if node_a != node_b:
+        excess += s.nodes[node_b].excess
+    return excess
+
+
+@compiled
+def excess_after(s: State, a: Any, b: Any, work: Any) -> Any:
+    """Excess of the nodes of two devices if work went from a to b."""
+    node_a, node_b = s.devices[a].node, s.devices[b].node
+    s.devices[a].work -= work
+    s.devices[b].work += work
+    s.nodes[node_a].work -= work
+    s.nodes[node_b].work += work
+    excess = node_excess(s, node_a)
+    if node_a != node_b:
+        excess += node_excess(s, node_b)
+    s.devices[a].work += work
+    s.devices[b].work -= work
+    s.nodes[node_a].work += work
+    s.nodes[node_b].work -= work
+    return excess
+
+
+@compiled
+def record_excess(s: State, a: Any, b: Any) -> None:
+    """Bring the recorded excess of two devices' nodes up to date."""
+    for device in (a, b):
+        node = s.devices[device].node
+        s.nodes[node].excess = node_excess(s, node)
+
+
+@inlined
+def token_excess(s: State, held: Any) -> Any:
+    """Tokens over the limit, at least the least amount where there is any."""
+    over = held - s.rules[0].token_limit
+    if over > 0:
+        over += s.rules[0].least_token_excess
+    return max(over, np.int64(0))
+
+
+@compiled
+def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
+    """Weighted bytes added when the home of a token block goes from device a to device b."""
+    groups, farther = s.rules[0].groups, s.rules[0].farther
+    node_a, node_b = s.devices[a].node, s.devices[b].node
+    change = 0.0
+    for side in range(2):
+        first = (side * s.tokens.shape[0] + token) * groups
+        for net in range(first, first + groups):
+            links = farther * (s.near[net, node_a] - s.near[net, node_b])
+            if s.count[net, a] > 0:
+                links += 1.0
+            if s.count[net, b] > 0:
+                links -= 1.0
+            change += s.nets[net].size * links
+    return change
+
+
+@compiled
+def set_home(s: State, token: Any, b: Any) -> None:
+    """Give a token block to device b."""
+    a = s.tokens[token].home
+    after, before = s.tokens[token].next, s.tokens[token].previous
+    s.tokens[before].next = after
+    s.tokens[after].previous = before
+    if s.devices[a].a_token == token:
+        s.devices[a].a_token = after
+    after, before = token, token
+    if s.devices[b].blocks > 0:
+        after = s.devices[b].a_token
+        before = s.tokens[after].previous
+    s.tokens[token].next = after
+    s.tokens[token].previous = before
+    s.tokens[before].next = token
+    s.tokens[after].previous = token
+    s.devices[b].a_token = token
+    s.devices[a].blocks -= 1
+    s.devices[b].blocks += 1
+    s.devices[a].tokens -= s.tokens[token].tokens
+    s.devices[b].tokens += s.tokens[token].tokens
+    s.tokens[token].home = b
+
+
+@inlined
+def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
+    """One computation to its queries' or keys' home, or to another user of either."""
+    comp = pick(r >> U8(32), s.comps.shape[0])
+    a, row, column = s.comps[comp].device, s.comps[comp].row, s.comps[comp].column
+    net = row if r2 & U8(1) else column
+    if r2 & U8(2):
+        b = s.tokens[s.nets[net].token].home
+    else:
+        b = random_user(s, net, r2 >> U8(32))
+    if a == b:
+        return
+    change = user_change(s, row, a, b) + user_change(s, column, a, b)
+    change -= work_price * known_excess(s, a, b)
+    if change > bar:
+        return
+    change += work_price * excess_after(s, a, b, s.comps[comp].work)
+    if change <= bar:
+        place(s, comp, b)
+        record_excess(s, a, b)
+
+
+@compiled
+def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
+    """All users of a net on one device to its home or to where another user is."""
+    comp = pick(r >> U8(32), s.comps.shape[0])
+    a = s.comps[comp].device
+    along_row = (r2 & U8(1)) == U8(1)
+    net = s.comps[comp].row if along_row else s.comps[comp].column
+    home = s.tokens[s.nets[net].token].home
+    b = home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
+    if a == b:
+        return
+    change = -s.nets[net].size * link_weight(s, home, a)
+    if s.count[net, b] == 0:
+        change += s.nets[net].size * link_weight(s, home, b)
+    work = np.int64(0)
+    first = s.nets[net].first
+    for pin in range(first, first + s.nets[net].users):
+        other = s.pins[pin]
+        if s.comps[other].device == a:
+            across = s.comps[other].column if along_row else s.comps[other].row
+            change += user_change(s, across, a, b)
+            work += s.comps[other].work
+    change -= work_price * known_excess(s, a, b)
+    if change > bar:
+        return
+    change += work_price * excess_after(s, a, b, work)
+    if change <= bar:
+        for pin in range(first, first + s.nets[net].users):
+            other = s.pins[pin]
+            if s.comps[other].device == a:
+                place(s, other, b)
+        record_excess(s, a, b)
+
+
+@compiled
+def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> Any:
+    """What device a computes with a token block's queries (2 sides: and keys) to device b.
+
+    Returns the weighted bytes added and the length of the journal.
+    """
+    change = 0.0
+    groups = s.rules[0].groups
+    for side in range(sides):
+        line = (side * s.tokens.shape[0] + token) * groups
+        for net in range(line, line + groups):
+            for pin in range(s.nets[net].first, s.nets[net].first + s.nets[net].users):
+                comp = s.pins[pin]
+                if s.comps[comp].device == a:
+                    change += place(s, comp, b)
+                    s.journal[moved] = comp
+                    moved += 1
+    return change, moved
+
+
+@compiled
+def try_homes(
+    s: State, r: Any, r2: Any, bar: Any, work_price: Any, token_price: Any, with_lines: Any
+) -> None:
+    """A token block to a device, mostly one that uses it and in exchange for one from there.
+
+    If that does not pass by itself, what the old homes compute with the blocks' queries
+    (sometimes their keys too) may go with them.
+    """
+    groups = s.rules[0].groups
+    token = pick(r >> U8(32), s.tokens.shape[0])
+    net = token * groups + pick((r2 >> U8(8)) & U8(0xFFFFFFFF), groups)
+    if r2 & U8(1):
+        net += s.tokens.shape[0] * groups
+    a = s.tokens[token].home
+    b = pick(r2 >> U8(32), s.devices.shape[0])
+    if s.nets[net].users > 0 and (r2 >> U8(16)) & U8(7) > U8(0):
+        b = random_user(s, net, r2 >> U8(32))
+    if a == b:
+        return
+    exchange = (r2 >> U8(1)) & U8(7) > U8(0) and s.devices[b].blocks > 0
+    moving, other = s.tokens[token].tokens, token
+    if exchange:
+        other = s.devices[b].a_token
+        for _ in range((r2 >> U8(4)) & U8(7)):
+            other = s.tokens[other].next
+        s.devices[b].a_token = other
+        moving -= s.tokens[other].tokens
+    held_a, held_b = s.devices[a].tokens, s.devices[b].tokens
+    over = token_excess(s, held_a - moving) + token_excess(s, held_b + moving)
+    over -= token_excess(s, held_a) + token_excess(s, held_b)
+    change = token_price * over + home_change(s, token, a, b)
+    if exchange:
+        change += home_change(s, other, b, a)
+    passes = change <= bar
+    if not (passes or with_lines):
+        return
+    set_home(s, token, b)
+    if exchange:
+        set_home(s, other, a)
+    if passes:
+        return
+    moved = moved_first = 0
+    for each in range(2 if exchange else 1):
+        block, source, target = (token, a, b) if each == 0 else (other, b, a)
+        sides = 2 if (r2 >> U8(12 + 2 * each)) & U8(3) == U8(0) else 1
+        added, moved = move_lines(s, block, sides, source, target, moved)
+        change += added
+        if each == 0:
+            moved_first = moved
+    change -= work_price * known_excess(s, a, b)
+    change += work_price * excess_after(s, a, b, np.int64(0))
+    if change <= bar:
+        record_excess(s, a, b)
+        return
+    for index in range(moved - 1, -1, -1):
+        place(s, s.journal[index], a if index < moved_first else b)
+    set_home(s, token, a)
+    if exchange:
+        set_home(s, other, b)
+
+
+@compiled
+def anneal(
+    s: State,
+    temperatures: Any,
+    work_price: Any,
+    token_price: Any,
+    steps: Any,
+    shares: Any,
+    lottery: Any,
+    seed: Any,
+) -> None:
+    """Simulated annealing (Kirkpatrick et al. 1983); changes the state in place.
+
+    Args:
+        s: Placement to improve.
+        temperatures: Weighted bytes, one a stage, float64 [stages].
+        work_price, token_price: Weighted bytes for a unit over a limit.
+        steps: Moves tried in each stage.
+        shares: Cumulated shares of the kinds of move, out of 256, int64 [3].
+        lottery: −ln of evenly spread numbers in (0, 1), float64 [1024]: a move passes that
+            adds no more than the temperature times one of them.
+        seed: uint64, not 0.
+    """
+    x = U8(seed)
+    for stage in range(temperatures.shape[0]):
+        for _ in range(steps):
+            x = scrambled(x)
+            r = x * _MULTIPLIER
+            x = scrambled(x)
+            r2 = x * _MULTIPLIER
+            bar = temperatures[stage] * lottery[r & U8(1023)]
+            kind = np.int64((r >> U8(10)) & U8(255))
+            if kind < shares[0]:
+                try_computation(s, r, r2, bar, work_price)
+            elif kind < shares[1]:
+                try_line(s, r, r2, bar, work_price)
+            else:
+                try_homes(s, r, r2, bar, work_price, token_price, kind >= shares[2])
+
+
+@compiled
+def settle_excess(s: State) -> None:
+    """Record the excess of every node."""
+    for node in range(s.nodes.shape[0]):
+        s.nodes[node].excess = node_excess(s, U4(node))
+
+
+@compiled
+def weighted_bytes(s: State) -> Any:
+    """Bytes of the placement, weighted by the links they cross."""
+    total = 0.0
+    for net in range(s.nets.shape[0]):
+        home = s.tokens[s.nets[net].token].home
+        links = 0.0
+        for node in range(s.near.shape[1]):
+            weight = 1.0
+            if node != s.devices[home].node:
+                weight += s.rules[0].farther
+            links += weight * s.near[net, node]
+        if s.count[net, home] > 0:
+            links -= 1.0
+        total += s.nets[net].size * links
+    return total
+
+
+@compiled
+def total_work_excess(s: State) -> Any:
+    """Work over the limits, of all nodes."""
+    total = 0.0
+    for node in range(s.nodes.shape[0]):
+        total += s.nodes[node].excess
+    return total
+
+
+@compiled
+def total_token_excess(s: State) -> Any:
+    """Tokens over the limit, of all devices."""
+    total = np.int64(0)
+    for device in range(s.devices.shape[0]):
+        total += token_excess(s, s.devices[device].tokens)
+    return total
+
+
+@compiled
+def relieve_tokens(s: State) -> Any:
+    """Move homes, alone or in exchange, until no device holds too many tokens, few bytes first.
+
+    Every step takes from the fullest device and lessens the excess of all together. Returns
+    whether none is left.
+    """
+    limit = s.rules[0].token_limit
+    while True:
+        a = 0
+        for device in range(s.devices.shape[0]):
+            if s.devices[device].tokens > s.devices[a].tokens:
+                a = device
+        excess = s.devices[a].tokens - limit
+        if excess <= 0:
+            return True
+        found, best_price, best_token, best_b, best_other = False, 0.0, 0, 0, -1
+        token = s.devices[a].a_token
+        for _ in range(s.devices[a].blocks):
+            size = s.tokens[token].tokens
+            for b in range(s.devices.shape[0]):
+                if b == a:
+                    continue
+                alone = home_change(s, token, U4(a), U4(b))
+                other = s.devices[b].a_token
+                for index in range(s.devices[b].blocks + 1):
+                    shed, change = size, alone
+                    if index > 0:
+                        shed -= s.tokens[other].tokens
+                    relief = min(shed, excess)
+                    relief -= max(s.devices[b].tokens + shed - limit, 0)
+                    relief += max(s.devices[b].tokens - limit, 0)
+                    if relief > 0:
+                        if index > 0:
+                            change += home_change(s, other, U4(b), U4(a))
+                        price = change / relief
+                        if not found or price < best_price:
+                            found, best_price = True, price
+                            best_token, best_b = token, b
+                            best_other = np.int64(other) if index > 0 else -1
+                    if index > 0:
+                        other = s.tokens[other].next
+            token = s.tokens[token].next
+        if not found:
+            return False
+        set_home(s, U4(best_token), U4(best_b))
+        if best_other >= 0:
+            set_home(s, U4(best_other), U4(a))
