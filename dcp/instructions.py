@@ -134,7 +134,7 @@ class CommWait(msgspec.Struct, tag="wait", frozen=True, eq=False):
 Instruction: TypeAlias = Attention | Reduce | Copy | CommLaunch | CommWait
 
 
-class Program(msgspec.Struct, frozen=True, eq=False):
+class Program(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """One rank's work in one phase.
 
     Attributes:

@@ -288,7 +288,7 @@ class CountingKernel(TorchFlash):
 def test_a_kernel_may_be_given_as_an_instance() -> None:
     plan, kernel = plan_of(), CountingKernel(calls=[])
     dcp.run_local(plan, *random_inputs(BATCH, SPEC)[:3], kernel=kernel)
-    assert len(kernel.calls) == len(plan.blocks.comp_q)
+    assert sum(kernel.calls) >= len(plan.blocks.groups) * sum(BATCH.q_lengths)
 
 
 class TestSharding:

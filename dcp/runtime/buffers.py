@@ -14,12 +14,21 @@ from torch import Tensor
 
 from dcp.batch import AttentionSpec
 from dcp.blocks import BlockGraph, HeadGroups, Kind
-from dcp.instructions import ARENAS, ARRIVAL, HOME_INPUT, HOME_OUTPUT, KIND_OF, Buffer, Program
+from dcp.instructions import (
+    ARENAS,
+    ARRIVAL,
+    HOME_BUFFERS,
+    HOME_INPUT,
+    HOME_OUTPUT,
+    KIND_OF,
+    Buffer,
+    Program,
+)
+from dcp.runtime.allocation import allocate
+from dcp.runtime.attention_calls import KEY_SIDE, Span
 from dcp.runtime.dtypes import DTYPES
 
 Planes = tuple[Tensor, ...]
-
-_KEY_SIDE = (Kind.KV, Kind.DKV)
 
 # Planes of each kind: those with head_dim elements a row, then those with one.
 _WIDE_PLANES = {Kind.Q: 1, Kind.KV: 2, Kind.O: 1, Kind.DO: 1, Kind.DQ: 1, Kind.DKV: 2}
@@ -72,7 +81,11 @@ class Buffers:
 
     def __init__(self, blocks: BlockGraph, program: Program, inputs: dict[Kind, Planes]) -> None:
         self.dtypes = PlaneDtypes.of(blocks.spec)
-        self._groups = blocks.groups
+        # Of each group: its slice of a home tensor's heads, or its rows a token in an arena.
+        groups = range(len(blocks.groups))
+        self._heads: list[list[slice | int]] = [
+            [_heads(blocks.groups, buffer, group) for group in groups] for buffer in Buffer
+        ]
         self._adds_to_home = has_replicas(blocks.groups)
         self._lengths: list[int] = blocks.token_length.tolist()
         self._slots: list[tuple[int, int, int, int]] = program.slots.tolist()
@@ -90,16 +103,24 @@ class Buffers:
 
     def view(self, slot: int, block: int, group: int) -> Planes:
         """What a slot holds of a data block, one view a plane."""
-        buffer, offset, size, _ = self._slots[slot]
-        planes = self._planes[buffer]
-        kind = KIND_OF[Buffer(buffer)]
-        if buffer in _HOME:
-            heads = _home_heads(self._groups, kind, group)
-            return tuple(plane[offset : offset + size, heads] for plane in planes)
-        tokens = self._lengths[block]
-        heads_count = 1 if kind in _KEY_SIDE else int(self._groups.q_count[group])
-        rows = slice(offset, offset + tokens * heads_count)
-        return tuple(plane[rows].view(tokens, heads_count, *plane.shape[1:]) for plane in planes)
+        buffer, offset, _, _ = self._slots[slot]
+        return self.at(Span(buffer, offset, self._lengths[block]), group)
+
+    def at(self, span: Span, group: int) -> Planes:
+        """What lies in a span, one view a plane."""
+        buffer, offset, tokens = span
+        planes, heads = self._planes[buffer], self._heads[buffer][group]
+        if isinstance(heads, slice):
+            return tuple([plane[offset : offset + tokens, heads] for plane in planes])
+        rows = slice(offset, offset + tokens * heads)
+        return tuple([plane[rows].view(tokens, heads, *plane.shape[1:]) for plane in planes])
+
+    def gather(self, spans: tuple[Span, ...], group: int) -> Planes:
+        """What lies in several spans, one after another: a view of one, a copy of more."""
+        parts = [self.at(span, group) for span in spans]
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(torch.cat(planes) for planes in zip(*parts, strict=True))
 
     def kind(self, slot: int) -> Kind:
         """Which kind of data block a slot is for."""
@@ -124,7 +145,7 @@ class Buffers:
         return (*(plane.to(self.dtypes.spec) for plane in planes[:wide]), *planes[wide:])
 
     def _home_output(self, kind: Kind, inputs: dict[Kind, Planes]) -> Planes:
-        like = inputs[Kind.KV] if kind in _KEY_SIDE else inputs[Kind.Q]
+        like = inputs[Kind.KV] if kind in KEY_SIDE else inputs[Kind.Q]
         adds = kind == Kind.DKV and self._adds_to_home
         dtype = self.dtypes.accumulator if adds else self.dtypes.spec
         wide = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in like)
@@ -135,14 +156,13 @@ class Buffers:
 
     def _arena(self, buffer: Buffer, rows: int, head_dim: int, device: torch.device) -> Planes:
         kind = KIND_OF[buffer]
-        shapes = [(rows, head_dim)] * _WIDE_PLANES[kind] + [(rows,)] * _NARROW_PLANES.get(kind, 0)
+        shapes: list[tuple[int, ...]] = [(rows, head_dim)] * _WIDE_PLANES[kind] + [
+            (rows,)
+        ] * _NARROW_PLANES.get(kind, 0)
         return tuple(
-            torch.empty(shape, dtype=dtype, device=device)
+            allocate(shape, dtype, device)
             for shape, dtype in zip(shapes, self.dtypes.arena(buffer), strict=True)
         )
-
-
-_HOME = frozenset(int(buffer) for buffer in (*HOME_INPUT.values(), *HOME_OUTPUT.values()))
 
 
 def has_replicas(groups: HeadGroups) -> bool:
@@ -156,9 +176,10 @@ def copy_planes(target: Planes, source: Planes) -> None:
         to.copy_(value)
 
 
-def _home_heads(groups: HeadGroups, kind: Kind, group: int) -> slice:
-    if kind in _KEY_SIDE:
-        head = int(groups.kv_head[group])
-        return slice(head, head + 1)
-    start = int(groups.q_start[group])
-    return slice(start, start + int(groups.q_count[group]))
+def _heads(groups: HeadGroups, buffer: Buffer, group: int) -> slice | int:
+    """Where a group's heads are in a home tensor, or how many rows a token has in an arena."""
+    if KIND_OF[buffer] in KEY_SIDE:
+        start, count = int(groups.kv_head[group]), 1
+    else:
+        start, count = int(groups.q_start[group]), int(groups.q_count[group])
+    return slice(start, start + count) if buffer in HOME_BUFFERS else count

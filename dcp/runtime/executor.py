@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
 from dcp.blocks import BlockGraph, Kind
 from dcp.instructions import Attention, CommLaunch, CommWait, Copy, Items, Program, Reduce
-from dcp.kernel_interface import BlockMask, Kernel
+from dcp.kernel_interface import Kernel
 from dcp.runtime import messages
+from dcp.runtime.attention_calls import AttentionCall, ProgramCalls, Span, Target
 from dcp.runtime.buffers import Buffers, Planes, copy_planes
 from dcp.runtime.tracing import UNWATCHED, Watch
 from dcp.runtime.transports import Receive, Send, Transport
@@ -45,7 +45,7 @@ class Executor:
         self._kernel = kernel
         self._transport = transport
         self._buffers = Buffers(blocks, program, inputs)
-        self._masks = _masks_of(program)
+        self._calls = ProgramCalls.of(blocks, program)
         self._arriving: dict[int, list[list[Planes]]] = {}
 
     def run(self) -> Iterator[int]:
@@ -79,31 +79,33 @@ class Executor:
     # --- attention -------------------------------------------------------------------------
 
     def _attend(self, items: Items) -> None:
-        backward = "dout" in (items.dtype.names or ())
-        for row in _records(items):
-            if backward:
-                self._backward(row)
+        held: Planes = ()
+        lies: tuple[tuple[Span, ...], int] | None = None
+        for call in self._calls.calls(items):
+            if lies != (call.kv, call.group):  # keys that two calls share are gathered once
+                lies = call.kv, call.group
+                held = self._buffers.gather(*lies)
+            if call.dout:
+                self._backward(call, *held)
             else:
-                self._forward(row)
+                self._forward(call, *held)
 
-    def _forward(self, row: dict[str, int]) -> None:
-        view, q_block, group = self._buffers.view, row["q_block"], row["group"]
-        (q,) = view(row["q"], q_block, group)
-        k, v = view(row["kv"], row["kv_block"], group)
-        new = self._kernel.forward(q, k, v, self._masks[row["mask"]], self._scale)
-        self._add(Kind.O, view(row["out"], q_block, group), new, row["fresh"])
+    def _forward(self, call: AttentionCall, k: Tensor, v: Tensor) -> None:
+        (q,) = self._buffers.gather(call.q, call.group)
+        new = self._kernel.forward(q, k, v, call.mask, self._scale)
+        self._add_parts(Kind.O, call.query_targets, call.group, new)
 
-    def _backward(self, row: dict[str, int]) -> None:
-        view, group = self._buffers.view, row["group"]
-        q_block, kv_block = row["q_block"], row["kv_block"]
-        (q,) = view(row["q"], q_block, group)
-        k, v = view(row["kv"], kv_block, group)
-        dout, lse, delta = view(row["dout"], q_block, group)
-        dq, dk, dv = self._kernel.backward(
-            q, k, v, dout, lse, delta, self._masks[row["mask"]], self._scale
-        )
-        self._add(Kind.DQ, view(row["dq"], q_block, group), (dq,), row["fresh_dq"])
-        self._add(Kind.DKV, view(row["dkv"], kv_block, group), (dk, dv), row["fresh_dkv"])
+    def _backward(self, call: AttentionCall, k: Tensor, v: Tensor) -> None:
+        (q,) = self._buffers.gather(call.q, call.group)
+        dout, lse, delta = self._buffers.gather(call.dout, call.group)
+        dq, dk, dv = self._kernel.backward(q, k, v, dout, lse, delta, call.mask, self._scale)
+        self._add_parts(Kind.DQ, call.query_targets, call.group, (dq,))
+        self._add_parts(Kind.DKV, call.key_targets, call.group, (dk, dv))
+
+    def _add_parts(self, kind: Kind, targets: tuple[Target, ...], group: int, new: Planes) -> None:
+        for target in targets:
+            part = tuple(plane[target.begin : target.end] for plane in new)
+            self._add(kind, self._buffers.at(target.span, group), part, target.fresh)
 
     def _add(self, kind: Kind, target: Planes, new: Planes, fresh: int) -> None:
         """Add a partial result to an accumulator, or begin it."""
@@ -161,12 +163,6 @@ class Executor:
         arrived = zip(self._transport.receive(step), self._arriving.pop(step), strict=True)
         for message, planes in arrived:
             messages.unpack(message, planes)
-
-
-def _masks_of(program: Program) -> list[BlockMask | None]:
-    """Masks by number; number 0 stands for "every pair allowed"."""
-    ranges = pairwise(program.mask_ptr[1:].tolist())
-    return [None, *(BlockMask.of(program.mask_slices[low:high]) for low, high in ranges)]
 
 
 def _records(items: Items) -> Iterator[dict[str, int]]:
