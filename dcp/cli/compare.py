@@ -10,6 +10,7 @@ import typer
 from dcp.cli import export, options, tables
 from dcp.cli.app import FAULT
 from dcp.cli.execution import Executions
+from dcp.cli.option_groups import with_groups
 from dcp.cli.output import print_json, stdout, steps
 from dcp.cli.strategies import chosen
 from dcp.comparison import Comparison, Setting, Strategy, selection
@@ -19,6 +20,14 @@ from dcp.workloads import Workload
 
 _STRATEGIES = "Strategies"
 
+Batches = Annotated[
+    int | None,
+    typer.Option(
+        help="Most batches; by default 1, or all that a file holds already.",
+        rich_help_panel=options.INPUT,
+        show_default=False,
+    ),
+]
 Baselines = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,28 +51,18 @@ Schedulers = Annotated[
     list[str] | None,
     typer.Option(
         "--scheduler",
-        help="Scheduler for the partitioners; repeatable. Default: auto, the faster one of all.",
+        help="Scheduler for the partitioners; repeatable. Default: auto, which is overlap.",
         rich_help_panel=_STRATEGIES,
         show_default=False,
     ),
 ]
 
 
+@with_groups
 def compare(
-    lengths: options.Lengths = None,
-    text: options.Text = None,
-    tokenizer: options.Tokenizer = None,
-    tokens: options.Tokens = None,
-    batches: options.Batches = None,
-    seed: options.Seed = 0,
-    mask: options.MaskName = "causal",
-    heads: options.Heads = "8/2",
-    head_dim: options.HeadDim = None,
-    dtype: options.Dtype = None,
-    cluster: options.ClusterShape = None,
-    block_size: options.BlockSize = None,
-    limits: options.LimitsText = options.DEFAULT_LIMITS,
-    budget: options.Budget = 1.0,
+    *,
+    request: options.Request,
+    batches: Batches = None,
     baseline: Baselines = None,
     partitioner: Partitioners = None,
     scheduler: Schedulers = None,
@@ -91,25 +90,9 @@ def compare(
     """Plan the same batches with every strategy and compare: bytes, balance, time."""
     if json and csv:
         raise SpecError("both --json and --csv were given; give one of them")
-    request = options.Request(
-        lengths=lengths,
-        text=text,
-        tokenizer=tokenizer,
-        tokens=tokens,
-        batches=batches,
-        seed=seed,
-        mask=mask,
-        heads=heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        cluster=cluster,
-        block_size=block_size,
-        limits=limits,
-        budget=budget,
-    )
     defaults = options.RUN_DEFAULTS if run else options.DEFAULTS
     wanted = chosen(baseline, partitioner, scheduler)
-    workload, setting = request.resolve(defaults)
+    workload, setting = request.resolve(defaults, batches)
     if run:
         _check_size(setting)
     comparison = _planned(setting, wanted)

@@ -22,14 +22,14 @@ from dcp.workloads import Workload, load
 
 T = TypeVar("T")
 
-_INPUT, _MODEL, _PLANNING = "Input", "Attention and cluster", "Planning"
+INPUT, _MODEL, _PLANNING = "Input", "Attention and cluster", "Planning"
 
 Lengths = Annotated[
     Path | None,
     typer.Option(
         help="File of lengths in tokens: one a line, or JSON: a list of lengths, a list of "
         'batches (lists of lengths), or {"batches": [...]}.',
-        rich_help_panel=_INPUT,
+        rich_help_panel=INPUT,
         show_default=False,
     ),
 ]
@@ -39,7 +39,7 @@ Text = Annotated[
         help="Folder whose files are documents. Their tokens are counted as UTF-8 bytes / 4, "
         "rounded up, or by --tokenizer. Without --lengths and --text: the sources of Python's "
         "standard library.",
-        rich_help_panel=_INPUT,
+        rich_help_panel=INPUT,
         show_default=False,
     ),
 ]
@@ -47,20 +47,12 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(
         help="JSON file of a tokenizer, to count tokens with; needs the extra 'train'.",
-        rich_help_panel=_INPUT,
-        show_default=False,
-    ),
-]
-Batches = Annotated[
-    int | None,
-    typer.Option(
-        help="Most batches; by default 1, or all that a file holds already.",
-        rich_help_panel=_INPUT,
+        rich_help_panel=INPUT,
         show_default=False,
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(help="Shuffles documents; seed of the partitioners.", rich_help_panel=_INPUT)
+    int, typer.Option(help="Shuffles documents; seed of the partitioners.", rich_help_panel=INPUT)
 ]
 MaskName = Annotated[
     str,
@@ -80,7 +72,6 @@ LimitsText = Annotated[
 Budget = Annotated[
     float, typer.Option(help="Effort of the partitioners.", rich_help_panel=_PLANNING)
 ]
-DEFAULT_LIMITS = "inter_node=0.4,intra_node=0.1"
 
 CLUSTER_FORMS = (
     f"NODESxDEVICES, PRESET:NODES or PRESET:NODESxDEVICES, with a preset of {', '.join(PRESETS)}"
@@ -122,7 +113,7 @@ Tokens = Annotated[
         "--tokens",
         "tokens",
         "Most tokens a batch; longer documents are cut. Batches of a file stay as they are.",
-        _INPUT,
+        INPUT,
     ),
 ]
 HeadDim = Annotated[int | None, _sized("--head-dim", "head_dim", "Elements a head.", _MODEL)]
@@ -143,26 +134,28 @@ BlockSize = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the shared options ask for, as given; None for the default."""
+    """The options that say what to plan, as given; None for the default."""
 
-    lengths: Path | None
-    text: Path | None
-    tokenizer: Path | None
-    tokens: int | None
-    batches: int | None
-    seed: int
-    mask: str
-    heads: str
-    head_dim: int | None
-    dtype: str | None
-    cluster: str | None
-    block_size: str | None
-    limits: str
-    budget: float
+    lengths: Lengths = None
+    text: Text = None
+    tokenizer: Tokenizer = None
+    tokens: Tokens = None
+    seed: Seed = 0
+    mask: MaskName = "causal"
+    heads: Heads = "8/2"
+    head_dim: HeadDim = None
+    dtype: Dtype = None
+    cluster: ClusterShape = None
+    block_size: BlockSize = None
+    limits: LimitsText = "inter_node=0.4,intra_node=0.1"
+    budget: Budget = 1.0
 
-    def resolve(self, defaults: Defaults) -> tuple[Workload, Setting]:
+    def resolve(self, defaults: Defaults, num_batches: int | None = 1) -> tuple[Workload, Setting]:
         """Read the input and make what is asked for.
 
+        Args:
+            defaults: Of the options that were not given.
+            num_batches: Most batches; None for 1, or all that a file holds already.
         Raises:
             DcpError: some option is illegal; the message says what is legal.
         """
@@ -176,7 +169,7 @@ class Request:
             text=self.text,
             tokenizer=self.tokenizer,
             tokens=_or(self.tokens, defaults.tokens),
-            num_batches=self.batches,
+            num_batches=num_batches,
             seed=self.seed,
         )
         setting = Setting(

@@ -1,7 +1,8 @@
-"""The plan of `dcp profile` and `dcp simulate`: from a file, or from the inputs of `dcp plan`."""
+"""One plan: made as `dcp plan` is asked to, or for `dcp profile` and `dcp simulate` from a file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,36 +25,39 @@ def plan_argument(remark: str = "") -> Any:
     )
 
 
-Partitioner = Annotated[
-    str, typer.Option(help="NAME, NAME:OPTION=VALUE,... or auto: the fastest of all.")
-]
-Scheduler = Annotated[str, typer.Option(help="In the same way.")]
-Baseline = Annotated[str | None, typer.Option(help="A static scheme instead.", show_default=False)]
-TITLE = "plan"
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:
+    """The options that choose one strategy."""
 
-NOTHING_ASKED = options.Request(
-    lengths=None,
-    text=None,
-    tokenizer=None,
-    tokens=None,
-    batches=1,
-    seed=0,
-    mask="causal",
-    heads="8/2",
-    head_dim=None,
-    dtype=None,
-    cluster=None,
-    block_size=None,
-    limits=options.DEFAULT_LIMITS,
-    budget=1.0,
-)
-"""The request of a command line without options."""
+    partitioner: Annotated[
+        str,
+        typer.Option(
+            help="NAME, NAME:OPTION=VALUE,... or auto: our own partitioner under a few balance "
+            "limits, against the static schemes; the least simulated time wins."
+        ),
+    ] = "auto"
+    scheduler: Annotated[
+        str, typer.Option(help="In the same way; auto is overlap, and the schemes' own.")
+    ] = "auto"
+    baseline: Annotated[
+        str | None, typer.Option(help="A static scheme instead.", show_default=False)
+    ] = None
+
+    @property
+    def strategy(self) -> Strategy:
+        """What is asked for."""
+        return Strategy(
+            partitioner=self.partitioner,
+            scheduler=self.scheduler,
+            baseline=self.baseline,
+            title="plan",
+        )
 
 
 def plan_from(
     file: Path | None,
     request: options.Request,
-    strategy: Strategy,
+    choice: StrategyOptions,
     defaults: options.Defaults,
 ) -> ExecutionPlan:
     """Load a plan, or make one.
@@ -64,8 +68,8 @@ def plan_from(
     """
     if file is None:
         _, setting = request.resolve(defaults)
-        return plan_with(setting, strategy, setting.batches[0])
-    if request != NOTHING_ASKED or strategy != Strategy(title=TITLE):
+        return plan_with(setting, choice.strategy, setting.batches[0])
+    if request != options.Request() or choice != StrategyOptions():
         raise SpecError(
             f"the plan file {file} was given together with options that say what to plan; give "
             "one or the other"

@@ -11,6 +11,7 @@ import typer
 
 from dcp.cli import export as export_json
 from dcp.cli import options, plan_source
+from dcp.cli.option_groups import with_groups
 from dcp.cli.output import counted, print_json, stdout, steps
 from dcp.cli.profile_tables import (
     LEGEND,
@@ -21,7 +22,6 @@ from dcp.cli.profile_tables import (
     written,
 )
 from dcp.cluster import Cluster
-from dcp.comparison import Strategy
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.profiling.accuracy import Accuracy, compare_traces
@@ -34,7 +34,9 @@ A message counts as under way until it is waited for, so overlapped is an upper
 bound where ranks were processes, and exact where NCCL's kernels were seen."""
 
 
+@with_groups
 def profile(
+    *,
     plan: Annotated[
         Path | None,
         plan_source.plan_argument(
@@ -65,46 +67,13 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    partitioner: plan_source.Partitioner = "auto",
-    scheduler: plan_source.Scheduler = "auto",
-    baseline: plan_source.Baseline = None,
-    lengths: options.Lengths = None,
-    text: options.Text = None,
-    tokenizer: options.Tokenizer = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = 0,
-    mask: options.MaskName = "causal",
-    heads: options.Heads = "8/2",
-    head_dim: options.HeadDim = None,
-    dtype: options.Dtype = None,
-    cluster: options.ClusterShape = None,
-    block_size: options.BlockSize = None,
-    limits: options.LimitsText = options.DEFAULT_LIMITS,
-    budget: options.Budget = 1.0,
+    choice: plan_source.StrategyOptions,
+    request: options.Request,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a plan on local processes, one a device, and show where the time goes."""
-    request = options.Request(
-        lengths=lengths,
-        text=text,
-        tokenizer=tokenizer,
-        tokens=tokens,
-        batches=1,
-        seed=seed,
-        mask=mask,
-        heads=heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        cluster=cluster,
-        block_size=block_size,
-        limits=limits,
-        budget=budget,
-    )
-    strategy = Strategy(
-        partitioner=partitioner, scheduler=scheduler, baseline=baseline, title=plan_source.TITLE
-    )
     _check(plan, iterations, nsys, export, against)
-    chosen = plan_source.plan_from(plan, request, strategy, options.RUN_DEFAULTS)
+    chosen = plan_source.plan_from(plan, request, choice, options.RUN_DEFAULTS)
     measured = _measured(chosen, iterations, kernel, nsys, export)
     found = decompose(measured, len(chosen.ranks))
     traces, accuracy = {"measured": measured}, list[Accuracy]()

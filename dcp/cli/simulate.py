@@ -8,59 +8,28 @@ from typing import Annotated
 import typer
 
 from dcp.cli import export, options, plan_source
+from dcp.cli.option_groups import with_groups
 from dcp.cli.output import print_json, stdout
 from dcp.cli.profile_tables import LEGEND, parts_json, parts_table, plan_line, written
 from dcp.cli.tables import cluster_text
-from dcp.comparison import Strategy
 from dcp.profiling.chrome import write_chrome_trace
 from dcp.profiling.decomposition import decompose
 from dcp.simulator import simulate_plan, simulated_trace
 
 
+@with_groups
 def simulate(
+    *,
     plan: Annotated[Path | None, plan_source.plan_argument()] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Chrome trace to write, for Perfetto.", show_default=False)
     ] = None,
-    partitioner: plan_source.Partitioner = "auto",
-    scheduler: plan_source.Scheduler = "auto",
-    baseline: plan_source.Baseline = None,
-    lengths: options.Lengths = None,
-    text: options.Text = None,
-    tokenizer: options.Tokenizer = None,
-    tokens: options.Tokens = None,
-    seed: options.Seed = 0,
-    mask: options.MaskName = "causal",
-    heads: options.Heads = "8/2",
-    head_dim: options.HeadDim = None,
-    dtype: options.Dtype = None,
-    cluster: options.ClusterShape = None,
-    block_size: options.BlockSize = None,
-    limits: options.LimitsText = options.DEFAULT_LIMITS,
-    budget: options.Budget = 1.0,
+    choice: plan_source.StrategyOptions,
+    request: options.Request,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Play a plan's programs through the cost model, instruction by instruction."""
-    request = options.Request(
-        lengths=lengths,
-        text=text,
-        tokenizer=tokenizer,
-        tokens=tokens,
-        batches=1,
-        seed=seed,
-        mask=mask,
-        heads=heads,
-        head_dim=head_dim,
-        dtype=dtype,
-        cluster=cluster,
-        block_size=block_size,
-        limits=limits,
-        budget=budget,
-    )
-    strategy = Strategy(
-        partitioner=partitioner, scheduler=scheduler, baseline=baseline, title=plan_source.TITLE
-    )
-    chosen = plan_source.plan_from(plan, request, strategy, options.DEFAULTS)
+    chosen = plan_source.plan_from(plan, request, choice, options.DEFAULTS)
     timeline = simulated_trace(chosen, simulate_plan(chosen))
     found = decompose(timeline, len(chosen.ranks))
     if trace is not None:
