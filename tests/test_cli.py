@@ -86,7 +86,9 @@ def test_the_command_starts_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["compare", "plan", "check", "fuzz", "backends"])
+@pytest.mark.parametrize(
+    "command", ["compare", "plan", "check", "fuzz", "profile", "simulate", "backends"]
+)
 def test_every_command_has_help(command: str) -> None:
     assert command in run("--help").stdout
     result = run(command, "--help")
@@ -320,6 +322,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not result.stdout
 
 
+def test_a_fault_is_one_line_and_exit_code_1(lengths: Path, partitioners: dict[str, str]) -> None:
+    partitioners["broken"] = f"{__name__}:_Broken"
+    result = run("plan", "--lengths", lengths, *SMALL, "--partitioner", "broken")
+    assert result.exit_code == 1
+    assert result.stderr == "error: the solver crashed\n"
+
+
 def test_unknown_options_are_refused() -> None:
     assert run("compare", "--colour").exit_code == 2
 
@@ -442,7 +451,8 @@ def test_backends_are_listed_with_options_and_what_to_install(
     listed = {entry["name"]: entry for entry in found["partitioners"]}
     assert listed["greedy"]["available"]
     assert listed["absent"]["reason"] == "run pip install absent"
-    assert "failed to load" in listed["lost"]["reason"]
+    assert "No module named 'dcp.no_such_module'" in listed["lost"]["reason"]
+    assert listed["lost"]["options"] == {}
     (usp,) = (entry for entry in found["baselines"] if entry["name"] == "usp")
     assert "layout" in usp["options"]
     text = run("backends").stdout

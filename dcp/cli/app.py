@@ -8,12 +8,29 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dcp.errors import DcpError
+from dcp.errors import (
+    BackendError,
+    DcpError,
+    DigestMismatchError,
+    PlacementError,
+    PlanCheckError,
+    ScheduleError,
+    TransportError,
+)
 
 FAULT = 1
 """Exit code where a backend failed, a plan is wrong or a result is not equal to dense attention."""
 BAD_INPUT = 2
 """Exit code of illegal input, as for unknown options."""
+
+_FAULTS = (
+    BackendError,
+    DigestMismatchError,
+    PlacementError,
+    PlanCheckError,
+    ScheduleError,
+    TransportError,
+)
 
 
 class CleanErrors(TyperGroup):
@@ -27,4 +44,4 @@ class CleanErrors(TyperGroup):
             if isinstance(error, BrokenPipeError):
                 raise  # the reader of our output has left; typer ends quietly
             print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(BAD_INPUT) from error
+            raise typer.Exit(FAULT if isinstance(error, _FAULTS) else BAD_INPUT) from error

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dcp import registry
 from dcp.cli.output import print_json, stdout
+from dcp.errors import BackendError
 
 
 def backends(
@@ -46,8 +47,8 @@ def _options(group: str, name: str) -> dict[str, Any]:
     """Options with their defaults; None where an option has to be given."""
     try:
         backend = registry.load(group, name)
-    except Exception:
-        return {}  # the entry says already why it does not load
+    except (BackendError, ImportError):
+        return {}  # the entry shows the reason
     fields = dataclasses.fields(backend) if dataclasses.is_dataclass(backend) else ()
     return {
         field.name: None if field.default is dataclasses.MISSING else field.default

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 import dcp
 from dcp.cli.local_processes import MAX_PROCESSES, local_processes
 from dcp.cli.profile_ranks import WARM_UP, ProfileJob, profile_rank
-from dcp.errors import ProfileError, SpecError
+from dcp.errors import BackendError, ProfileError, SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.profiling.flights import measured_trace
 from dcp.profiling.nsight import read_export
@@ -29,7 +29,7 @@ def profile_plan(plan: ExecutionPlan, iterations: int, kernel: str) -> Trace:
 
     Raises:
         SpecError: a plan for more ranks than processes are started for.
-        ProfileError: a rank failed.
+        BackendError: a rank failed.
     """
     with _job(plan, iterations, kernel) as (job, rendezvous):
         try:
@@ -38,7 +38,7 @@ def profile_plan(plan: ExecutionPlan, iterations: int, kernel: str) -> Trace:
                     pass
         except (ProcessRaisedException, ProcessExitedException) as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ProfileError(f"the plan did not run to its end: {reason}") from error
+            raise BackendError(f"the plan did not run to its end: {reason}") from error
         spans = [
             span for file in sorted(Path(job.folder).glob("rank-*.json")) for span in _read(file)
         ]
@@ -49,7 +49,8 @@ def profile_plan_under_nsys(plan: ExecutionPlan, iterations: int, kernel: str) -
     """Run a plan under Nsight Systems and read what that has seen.
 
     Raises:
-        ProfileError: there is no `nsys` in PATH, it failed, or its export lacks what is needed.
+        ProfileError: there is no `nsys` in PATH, or its export lacks what is needed.
+        BackendError: a rank or `nsys` failed.
     """
     nsys = shutil.which("nsys")
     if nsys is None:
@@ -75,7 +76,7 @@ def profile_plan_under_nsys(plan: ExecutionPlan, iterations: int, kernel: str) -
         export = output.with_suffix(".sqlite")
         if done.returncode or not export.exists():
             said = " ".join(done.stdout.split())[-400:]
-            raise ProfileError(f"nsys ended with {done.returncode} and no export: {said}")
+            raise BackendError(f"nsys ended with {done.returncode} and no export: {said}")
         return read_export(export, plan, skip_runs=WARM_UP)
 
 
