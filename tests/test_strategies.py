@@ -102,4 +102,26 @@ def test_a_fault_is_found_and_made_small() -> None:
     assert result.case is not None
     assert result.case.batch.q_lengths == (6,)
     assert "too long" in str(result.error)
+    assert 0 < result.examples < 500
     assert np.prod([result.case.cluster.num_devices, result.case.spec.num_q_heads]) <= 2
+
+
+def test_only_requests_that_held_before_the_fault_are_counted() -> None:
+    tried: list[bool] = []
+
+    def fails_at_the_fortieth(case: Case, seed: int) -> None:
+        tried.append(len(tried) % 40 < 39)
+        assert tried[-1]
+
+    result = fuzz(examples=60, check=fails_at_the_fortieth)
+    assert result.error is not None
+    assert result.examples == 39
+
+
+def test_a_request_that_cannot_be_made_is_a_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = st.integers(0, 0).map(lambda zero: 1 // zero)
+    monkeypatch.setattr("dcp.verification.fuzz.cases", lambda dtype: broken)
+    result = fuzz(examples=5)
+    assert isinstance(result.error, ZeroDivisionError)
+    assert result.case is None
+    assert result.examples == 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import UnsatisfiedAssumption
 
 from dcp.verification.local_run import check_numbers
 from dcp.verification.plan_checker import check_plan
@@ -23,8 +24,9 @@ class FuzzResult:
 
     Attributes:
         examples: Requests that were tried and held.
-        case: The smallest request found that does not hold; None where all do.
-        error: What is wrong with it.
+        case: The smallest request found that does not hold; None where all do, and where making
+            a request is what failed.
+        error: What is wrong with it; None where nothing is.
     """
 
     examples: int
@@ -65,17 +67,17 @@ def fuzz(
     while tried < examples and time.monotonic() - started < seconds:
         count = int(min(_EXAMPLES_A_ROUND, examples - tried))
         found = _round(round_seed, count, dtype, check)
-        if found is not None:
-            case, error = found
-            return FuzzResult(examples=tried, case=case, error=error)
+        if found.error is not None:
+            return replace(found, examples=tried + found.examples)
         tried, round_seed = tried + count, round_seed + 1
     return FuzzResult(examples=tried)
 
 
 def _round(
     round_seed: int, examples: int, dtype: str, check: Callable[[Case, int], None]
-) -> tuple[Case, Exception] | None:
-    last: list[Case] = []
+) -> FuzzResult:
+    current: Case | None = None
+    held, has_failed = 0, False
 
     @seed(round_seed)
     @settings(
@@ -87,13 +89,23 @@ def _round(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(case=cases(dtype), data_seed=st.integers(0, 2**16))
-    def attempt(case: Case, data_seed: int) -> None:
-        last[:] = [case]
-        check(case, data_seed)
+    @given(data=st.data())
+    def attempt(data: st.DataObject) -> None:
+        nonlocal current, held, has_failed
+        current = None
+        try:
+            current = data.draw(cases(dtype))
+            check(current, data.draw(st.integers(0, 2**16)))
+        except UnsatisfiedAssumption:
+            raise  # no request was made, and none is wrong
+        except Exception:
+            has_failed = True
+            raise
+        held += not has_failed  # after the first failure, it is only made smaller
 
     try:
         attempt()
     except Exception as error:  # whatever it is, it is the finding
-        return last[0], error  # hypothesis ends with the smallest failing request
-    return None
+        # Hypothesis ends with the smallest failing request.
+        return FuzzResult(examples=held, case=current, error=error)
+    return FuzzResult(examples=held)

@@ -39,11 +39,12 @@ def fuzz(
     if json:
         found = {"held": result.examples, "fault": fault or None}
         print_json({**found, "request": None if result.case is None else repr(result.case)})
-    elif result.case is None:
+    elif result.error is None:
         print(f"{result.examples} requests planned, proven and equal to dense attention")
     else:
-        print(f"{fault}\nrequest: {result.case!r}\n{result.examples} requests held before it")
-    if result.case is not None:
+        request = "none, making one failed" if result.case is None else repr(result.case)
+        print(f"{fault}\nrequest: {request}\n{result.examples} requests held before it")
+    if result.error is not None:
         raise typer.Exit(FAULT)
 
 
