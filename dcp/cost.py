@@ -73,8 +73,9 @@ class Timeline:
     """When everything happens, in seconds from the start.
 
     Attributes:
-        wait_s, begin_s, launch_s, attend_s, end_s: When a rank starts to wait for a step, has its
-            messages, launches the next step, starts to compute, is done, each [ranks, steps].
+        work, messages: What was played.
+        wait_s, begin_s, end_s: When a rank starts to wait for a step, has its messages, is done
+            with the step, each [ranks, steps].
         sent_s, arrived_s: When each message enters its first port and is complete, [messages].
     """
 
@@ -133,6 +134,17 @@ def attention_seconds(
     computed = np.minimum(pairs + wasted, rectangle)
     rate = device.backward_flops_per_s / 2.5 if backward else device.flops_per_s
     seconds: FloatArray = computed * flops_a_pair / rate
+    return seconds
+
+
+def memory_seconds(device: Device, touched_bytes: IntArray) -> FloatArray:
+    """Time to merge or copy: to read these bytes, and to read and write what they go into.
+
+    Args:
+        device: Rates.
+        touched_bytes: What is merged or copied, [n].
+    """
+    seconds: FloatArray = 3 * touched_bytes / device.memory_bytes_per_s
     return seconds
 
 

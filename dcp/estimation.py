@@ -9,7 +9,7 @@ import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
 from dcp.cluster import Cluster
-from dcp.cost import Messages, Timeline, Work, attention_seconds, simulate
+from dcp.cost import Messages, Timeline, Work, attention_seconds, memory_seconds, simulate
 from dcp.scheduling import QUERY_RESULT, RESULTS, CostModel, Schedule, SchedulingProblem
 
 
@@ -28,7 +28,7 @@ class EventModel(CostModel):
         partial = np.isin(moved.kind, RESULTS)
         merged = (moved.dst[partial], moved.step[partial])
         work = Work(
-            reduce_s=_memory_seconds(cluster, shape, merged, moved_bytes[partial]),
+            reduce_s=_merging_seconds(cluster, shape, merged, moved_bytes[partial]),
             attention_s=_attention_seconds(problem, schedule, shape),
             copy_s=_final_copy_seconds(problem, shape),
         )
@@ -50,7 +50,7 @@ def _final_copy_seconds(problem: SchedulingProblem, shape: tuple[int, int]) -> F
     """Seconds to copy results to their homes, all taken to become final in the last step."""
     result_bytes = problem.blocks.data_bytes[QUERY_RESULT[problem.phase]].sum(axis=1)
     where = (problem.token_home, np.full(len(problem.token_home), shape[1] - 1))
-    return _memory_seconds(problem.cluster, shape, where, result_bytes)
+    return _merging_seconds(problem.cluster, shape, where, result_bytes)
 
 
 def comp_seconds(problem: SchedulingProblem) -> FloatArray:
@@ -66,13 +66,13 @@ def comp_seconds(problem: SchedulingProblem) -> FloatArray:
     )
 
 
-def _memory_seconds(
+def _merging_seconds(
     cluster: Cluster,
     shape: tuple[int, int],
     where: tuple[IntArray, IntArray],
     touched_bytes: IntArray,
 ) -> FloatArray:
-    """Seconds to read these bytes and to read and write what they are merged into."""
+    """Seconds of every step: all that is merged or copied in it, in one kernel."""
     total = np.zeros(shape)
-    np.add.at(total, where, 3 * touched_bytes / cluster.device.memory_bytes_per_s)
+    np.add.at(total, where, memory_seconds(cluster.device, touched_bytes))
     return total + (total > 0) * cluster.device.launch_s

@@ -10,7 +10,7 @@ import numpy as np
 from dcp.arrays import FloatArray
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.cost import Messages, Timeline, Work, attention_seconds, simulate
+from dcp.cost import Messages, Timeline, Work, attention_seconds, memory_seconds, simulate
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Attention, CommLaunch, Program
@@ -91,22 +91,22 @@ def _simulated(plan: ExecutionPlan, phase: Phase, cluster: Cluster) -> Simulated
         [int(messages.step.max(initial=0)), *(fact.division for some in facts for fact in some)]
     )
     work = Work(
-        reduce_s=_memory_seconds(facts, "reduce", steps, cluster),
+        reduce_s=_moving_seconds(facts, "reduce", steps, cluster),
         attention_s=_attention_seconds(plan.blocks, programs, phase, steps, cluster),
-        copy_s=_memory_seconds(facts, "copy", steps, cluster),
+        copy_s=_moving_seconds(facts, "copy", steps, cluster),
     )
     return SimulatedPhase(phase=phase, facts=facts, timeline=simulate(work, messages, cluster))
 
 
-def _memory_seconds(
+def _moving_seconds(
     facts: list[list[Fact]], kind: SpanKind, steps: int, cluster: Cluster
 ) -> FloatArray:
-    """Seconds to read what is merged or copied, and to read and write what it goes into."""
+    """Seconds of every division: each reduce or copy is a kernel."""
     seconds = np.zeros((len(facts), steps))
     for rank, some in enumerate(facts):
         for fact in some:
             if fact.kind == kind:
-                moving = 3 * fact.bytes / cluster.device.memory_bytes_per_s
+                moving = memory_seconds(cluster.device, np.array(fact.bytes))
                 seconds[rank, fact.division] += moving + cluster.device.launch_s
     return seconds
 

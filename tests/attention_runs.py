@@ -6,21 +6,11 @@ import torch
 from torch import Tensor
 
 import dcp
-from dcp.runtime.dtypes import DTYPES
+from dcp.verification.local_run import random_inputs
+
+__all__ = ["random_inputs", "run_both_ways"]
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def random_inputs(batch: dcp.Batch, spec: dcp.AttentionSpec, seed: int = 0) -> Inputs:
-    """q, k, v and dout of a packed batch, standard normal, in the spec's dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    queries = (batch.num_q_tokens, spec.num_q_heads, spec.head_dim)
-    keys = (batch.num_kv_tokens, spec.num_kv_heads, spec.head_dim)
-    q, k, v, dout = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[spec.dtype])
-        for shape in (queries, keys, keys, queries)
-    )
-    return q, k, v, dout
 
 
 def run_both_ways(plan: dcp.ExecutionPlan, inputs: Inputs) -> dict[str, Tensor]:

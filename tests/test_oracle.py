@@ -12,6 +12,7 @@ from torch import Tensor
 import dcp
 from dcp import masks
 from dcp.errors import ShapeError
+from dcp.runtime.dtypes import DTYPES
 from dcp.verification.oracle import attention_oracle
 from dcp.verification.tolerances import (
     check_within_budget,
@@ -134,7 +135,7 @@ def test_a_tensor_that_does_not_fit_is_refused_with_both_shapes() -> None:
 def test_one_device_is_within_its_own_budget(dtype: str) -> None:
     batch = BATCHES["mixed masks"]
     spec = dcp.AttentionSpec(num_q_heads=6, num_kv_heads=2, head_dim=5, dtype=dtype)
-    q, k, v, dout = (x.to(getattr(torch, dtype)) for x in inputs(batch, spec))
+    q, k, v, dout = (x.to(DTYPES[dtype]) for x in inputs(batch, spec))
     results = one_device_attention(batch, spec, q, k, v, dout)
     errors = check_within_budget(batch, spec, (q, k, v, dout), results)
     assert set(errors) == {"out", "lse", "dq", "dk", "dv"}
@@ -148,7 +149,7 @@ def test_one_device_is_within_its_own_budget(dtype: str) -> None:
 def test_an_error_beyond_the_budget_is_named(dtype: str, too_much: float, name: str) -> None:
     batch = BATCHES["causal"]
     spec = dcp.AttentionSpec(num_q_heads=6, num_kv_heads=2, head_dim=5, dtype=dtype)
-    q, k, v, dout = (x.to(getattr(torch, dtype)) for x in inputs(batch, spec))
+    q, k, v, dout = (x.to(DTYPES[dtype]) for x in inputs(batch, spec))
     expected, budgets = error_budgets(batch, spec, q, k, v, dout)
     wrong = expected[name].clone()
     wrong[3, 1, 2] += too_much

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dcp.kernels.triton_launch import load
 from dcp.kernels.triton_tiling import padded_head_dim, tiling
+from dcp.runtime.dtypes import DTYPES
 
 ROW_AND_ITEM = {"forward": (17, 10), "backward_dq": (25, 10), "backward_dkv": (21, 18)}
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -28,7 +28,7 @@ def compile_for(capability: int, name: str, dtype: str, head_dim: int) -> dict[s
     kernel = load(name)
     constants = {"HEAD_DIM": head_dim, "PADDED": padded_head_dim(head_dim), "UNIT": 8}
     constants["ROW"], constants["ITEM"] = ROW_AND_ITEM.get(name, (12, 8))
-    tile = tiling(getattr(torch, dtype), head_dim, backward=name != "forward")
+    tile = tiling(DTYPES[dtype], head_dim, backward=name != "forward")
     if name in ROW_AND_ITEM:
         constants |= {"TILE_Q": tile.queries, "TILE_K": tile.keys}
     else:

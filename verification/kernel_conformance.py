@@ -27,6 +27,7 @@ from dcp.batch import AttentionSpec, Batch
 from dcp.errors import DtypeError
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.masks import Mask
+from dcp.runtime.dtypes import DTYPES
 from dcp.verification.oracle import OracleResult, attention_oracle
 from dcp.verification.tolerances import error_budgets, max_error
 
@@ -109,7 +110,7 @@ class Block:
         sides = ((self.q_len, self.heads), *[(self.kv_len, self.kv_heads)] * 2)
         return tuple(
             (self.spread * torch.randn(*side, self.head_dim, generator=generator)).to(
-                getattr(torch, self.dtype)
+                DTYPES[self.dtype]
             )
             for side in (*sides, sides[0])
         )
@@ -380,7 +381,7 @@ def _merged(
     kernel: Kernel, dtype: str, device: str, *parts: tuple[float, float]
 ) -> tuple[float, float]:
     """Merge partials in turn, the later ones in the given dtype, and return out and lse."""
-    spec_dtype: torch.dtype = getattr(torch, dtype)
+    spec_dtype = DTYPES[dtype]
     accumulator = accumulator_dtype(spec_dtype)
     (out, lse), *others = (
         (

@@ -8,6 +8,7 @@ from torch import Tensor
 from dcp.batch import AttentionSpec, Batch
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
+from dcp.runtime.dtypes import DTYPES
 from dcp.runtime.local import run_local
 from dcp.verification.tolerances import check_within_budget
 
@@ -17,11 +18,10 @@ def random_inputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and dout with standard normal values, packed in batch order, in the spec's dtype."""
     generator = torch.Generator().manual_seed(seed)
-    dtype: torch.dtype = getattr(torch, spec.dtype)
 
     def normal(tokens: int, heads: int) -> Tensor:
         shape = (tokens, heads, spec.head_dim)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[spec.dtype])
 
     q, dout = (normal(batch.num_q_tokens, spec.num_q_heads) for _ in range(2))
     k, v = (normal(batch.num_kv_tokens, spec.num_kv_heads) for _ in range(2))

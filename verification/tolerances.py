@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from dcp.batch import AttentionSpec, Batch
+from dcp.runtime.dtypes import DTYPES
 from dcp.verification.oracle import attention_oracle
 
 FLOAT64_RELATIVE = 1e-10
@@ -40,7 +41,7 @@ def one_device_attention(
         "out", "dq", "dk" and "dv" in that dtype, 0 in rows without keys; "lse" in the
         accumulator's dtype, -inf there.
     """
-    accumulator: torch.dtype = getattr(torch, spec.accumulator_dtype)
+    accumulator = DTYPES[spec.accumulator_dtype]
     results = {
         "out": torch.zeros_like(q),
         "lse": torch.full(q.shape[:2], -math.inf, dtype=accumulator),

@@ -14,10 +14,11 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from dcp.cli.execution import TENSORS, Execution, Executions
 from dcp.cli.local_processes import MAX_PROCESSES, local_processes
 from dcp.cli.output import Steps, steps
-from dcp.cli.run_ranks import Job, Result, random_inputs, run_rank
+from dcp.cli.run_ranks import Job, Result, run_rank
 from dcp.comparison import Comparison, Setting
 from dcp.errors import PlanCheckError, SpecError
 from dcp.execution_plan import ExecutionPlan
+from dcp.verification.local_run import random_inputs
 from dcp.verification.plan_checker import check_plan
 from dcp.verification.tolerances import error_budgets
 
@@ -109,7 +110,7 @@ class _Run:
 def _oracle(setting: Setting, index: int, folder: str, progress: Steps) -> _Oracle:
     progress.begin("dense attention in float64")
     batch, seed = setting.batches[index], setting.seed + index
-    inputs = random_inputs(setting.spec, batch.num_q_tokens, seed)
+    inputs = random_inputs(batch, setting.spec, seed=seed)
     q, k, v, dout = inputs
     expected, budgets = error_budgets(batch, setting.spec, q, k, v, dout)
     files = [str(Path(folder, f"batch-{index}-{name}.npy")) for name in TENSORS]

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dcp.batch import AttentionSpec
+from dcp.batch import Batch
 from dcp.cli.execution import ITERATIONS, TENSORS
 from dcp.cli.local_processes import TIMEOUT_S, join_group
 from dcp.execution_plan import ExecutionPlan
 from dcp.runtime.context_parallel import ContextParallel
+from dcp.verification.local_run import random_inputs
 from dcp.verification.tolerances import max_error
 
 
@@ -43,16 +44,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, float]
 
 
-def random_inputs(spec: AttentionSpec, tokens: int, seed: int) -> tuple[Tensor, ...]:
-    """Standard normal q, k, v and dout of a packed batch; equal in every process."""
-    generator = torch.Generator().manual_seed(seed)
-    heads = (spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads, spec.num_q_heads)
-    dtype = getattr(torch, spec.dtype)
-    return tuple(
-        torch.randn(tokens, count, spec.head_dim, generator=generator).to(dtype) for count in heads
-    )
-
-
 def run_rank(rank: int, world_size: int, rendezvous: str, jobs: list[Job]) -> None:
     """Execute all jobs as one rank; rank 0 writes the results."""
     join_group(rank, world_size, rendezvous)
@@ -68,7 +59,8 @@ def run_rank(rank: int, world_size: int, rendezvous: str, jobs: list[Job]) -> No
 
 def _execute(group: ContextParallel, job: Job) -> Result:
     plan = ExecutionPlan.load(job.plan)
-    inputs = random_inputs(plan.spec, int(plan.blocks.q_lengths.sum()), job.seed)
+    lengths = Batch(plan.blocks.q_lengths.tolist())
+    inputs = random_inputs(lengths, plan.spec, seed=job.seed)
     q, k, v, dout = (group.shard(plan, tensor) for tensor in inputs)
     times = []
     for iteration in range(ITERATIONS + 1):
