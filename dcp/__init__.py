@@ -1,6 +1,7 @@
 """Dynamic context parallelism: plan attention over many devices afresh for every batch.
 
-Planning needs no torch; what executes plans is loaded on first use.
+Planning needs no torch. What executes plans does, and is loaded on first use, as is what proves
+them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
     "verification",
 ]
 
-_NEEDS_TORCH = {
+_LOADED_ON_USE = {
     "ContextParallel": "dcp.runtime.context_parallel:ContextParallel",
     "run_local": "dcp.runtime.local:run_local",
     "verification": "dcp.verification:",
@@ -50,9 +51,9 @@ _NEEDS_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _LOADED_ON_USE:
         raise AttributeError(f"module 'dcp' has no attribute {name!r}")
-    module, _, attribute = _NEEDS_TORCH[name].partition(":")
+    module, _, attribute = _LOADED_ON_USE[name].partition(":")
     loaded = import_module(module)
     value = getattr(loaded, attribute) if attribute else loaded
     globals()[name] = value
