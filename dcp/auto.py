@@ -14,7 +14,7 @@ from dcp.selection import Winner
 
 logger = logging.getLogger("dcp")
 
-PARTITIONER = "greedy"
+PARTITIONER = "local_search:inter_weight=4"
 SCHEDULER = "overlap"
 # Even computing against few bytes: what pays is for simulated time to say, not for a fixed limit.
 DEVICE_LIMITS = (0.1, 0.03)

@@ -18,9 +18,9 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> None:
     Raises:
         SpecError: names the value.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise SpecError(f"{name} is {value!r}; it must be an integer of {least} or more")
-    if value > MOST:
+    if int(value) > MOST:
         raise SpecError(f"{name} is {value}; it must fit 64 bits")
 
 
@@ -31,6 +31,7 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
         SpecError: names the value.
     """
     legal = "positive and finite" if positive else "finite and 0 or more"
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (positive and value == 0):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    number = float(value) if is_number else math.nan
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
         raise SpecError(f"{name} is {value!r}; it must be {legal}")

@@ -22,6 +22,7 @@ logger = logging.getLogger("dcp")
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "partitioners": {
+        "local_search": "dcp.backends.local_search:LocalSearch",
         "greedy": "dcp.backends.greedy:Greedy",
         "kahypar": "dcp.backends.kahypar:KaHyPar",
         "mtkahypar": "dcp.backends.mtkahypar:MtKaHyPar",
