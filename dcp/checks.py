@@ -8,7 +8,6 @@ from typing import Any
 
 from dcp.errors import SpecError
 
-
 MOST = 2**63 - 1
 
 
