@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing
+
+from dcp.cli.local_processes import join_group
 
 RankFunction = Callable[[int, int, Path], None]
 """Called with rank, world size and a folder that all ranks share; must be a module's function."""
@@ -45,9 +46,6 @@ def run_ranks(
 
 
 def _rank_main(rank: int, world_size: int, folder: Path, function: RankFunction) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size
-    )
+    join_group(rank, world_size, str(folder / "store"))
     function(rank, world_size, folder)
     dist.destroy_process_group()

@@ -18,10 +18,13 @@ import torch
 import torch.distributed as dist
 from attention_runs import random_inputs, run_both_ways
 from distributed_ranks import run_ranks
+from plan_damage import instructions_of, kinds_of, program_of
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcp
+from dcp import registry
+from dcp.blocks import Kind
 from dcp.errors import (
     DigestMismatchError,
     DtypeError,
@@ -29,6 +32,7 @@ from dcp.errors import (
     SpecError,
     TransportError,
 )
+from dcp.instructions import CommLaunch
 from dcp.verification import check_within_budget
 
 pytestmark = pytest.mark.distributed
@@ -37,6 +41,11 @@ SPEC = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype="floa
 SELF = dcp.Batch([150, 0, 61, 1])
 WINDOW = dcp.Batch([130, 47], mask=dcp.masks.sliding_window(50))
 CROSS = dcp.Batch([70, 0, 25], [30, 10, 90], mask=dcp.masks.full())
+LONG = dcp.Batch([150, 61], mask=dcp.masks.full())
+# Nodes so far apart that data had better cross once and be relayed.
+FAR_APART = dcp.Cluster(
+    nodes=2, devices_per_node=2, inter=dcp.Link(bandwidth_bytes_per_s=1e6, latency_s=1e-6)
+)
 
 
 def planned(
@@ -77,16 +86,66 @@ def check_schemes(rank: int, world_size: int, folder: Path) -> None:
         planned(WINDOW, "float16", world_size, partitioner="greedy", scheduler="sequential"),
     ):
         inputs = random_inputs(batch, spec)
-        results = run_on_group(cp, plan, inputs)
-        check_within_budget(batch, spec, inputs, results)
-        local = run_both_ways(plan, inputs)
-        for name in results:
-            assert torch.equal(results[name], local[name]), (plan.origin, name)
+        check_within_budget(batch, spec, inputs, check_bits(cp, plan, inputs))
+
+
+def check_bits(
+    cp: dcp.ContextParallel, plan: dcp.ExecutionPlan, inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """Assert that the group's results are those of one process, bit by bit."""
+    results, local = run_on_group(cp, plan, inputs), run_both_ways(plan, inputs)
+    for name in results:
+        assert torch.equal(results[name], local[name]), (plan.origin, name)
+    return results
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_scheme_gives_the_bits_of_one_process(world_size: int, tmp_path: Path) -> None:
     run_ranks(check_schemes, world_size, tmp_path)
+
+
+PARTITIONERS = ("greedy", "kahypar", "mtkahypar")
+
+
+def check_saved_plans(rank: int, world_size: int, folder: Path) -> None:
+    cp = dcp.ContextParallel(timeout_s=30)
+    for file in sorted(folder.glob("*.plan")):
+        check_bits(cp, dcp.ExecutionPlan.load(file), random_inputs(LONG, SPEC))
+
+
+@pytest.fixture(scope="module")
+def checked_plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dcp.ExecutionPlan]:
+    """Plans by every partitioner that can run here, which four ranks have run like one process."""
+    folder, plans = tmp_path_factory.mktemp("plans"), {}
+    for name in PARTITIONERS:
+        if registry.load("partitioners", name).availability().available:
+            plans[name] = dcp.plan(
+                LONG, SPEC, FAR_APART, block_size=24, partitioner=name, scheduler="overlap"
+            )
+            plans[name].save(folder / f"{name}.plan")
+    run_ranks(check_saved_plans, 4, folder)
+    return plans
+
+
+def num_relayed(plan: dcp.ExecutionPlan) -> int:
+    """Keys and values that ranks which are not their home send on."""
+    count = 0
+    for rank, _, launch in instructions_of(plan, "forward", CommLaunch):
+        kinds = kinds_of(program_of(plan, rank, "forward"), launch.sends)
+        homes = plan.placement.token_home[launch.sends["block"]]
+        count += sum(
+            kind == Kind.KV and home != rank for kind, home in zip(kinds, homes, strict=True)
+        )
+    return count
+
+
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_relays_between_nodes_give_the_bits_of_one_process(
+    partitioner: str, checked_plans: dict[str, dcp.ExecutionPlan]
+) -> None:
+    if partitioner not in checked_plans:
+        pytest.skip(registry.load("partitioners", partitioner).availability().reason)
+    assert num_relayed(checked_plans[partitioner])
 
 
 def check_edges(rank: int, world_size: int, folder: Path) -> None:
