@@ -1,12 +1,15 @@
-"""Hypothesis profiles, and the reasons for which a tier is skipped."""
+"""Hypothesis profiles, the reasons for which a tier is skipped, and what several files ask for."""
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dcp import registry
 
 # Planning and running take long enough to trip hypothesis' per-example deadline on a busy machine.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -38,3 +41,19 @@ def _why_no_gpu() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+@pytest.fixture
+def partitioners(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The table of partitioners: greedy, and what a test adds."""
+    table = {"greedy": registry.BUILT_IN["partitioners"]["greedy"]}
+    monkeypatch.setitem(registry.BUILT_IN, "partitioners", table)
+    return table
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    """A file of lengths, for `--lengths`."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("300\n70\n41\n5\n")
+    return path
