@@ -23,23 +23,24 @@ import torch
 from torch import Tensor
 
 from dcp import masks
-from dcp.batch import AttentionSpec, Batch
 from dcp.errors import DtypeError
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.masks import Mask
 from dcp.runtime.dtypes import DTYPES
+from dcp.verification.kernel_blocks import (
+    Block,
+    assert_result,
+    assert_within_budget,
+    forward_backward,
+    row_sums,
+)
 from dcp.verification.oracle import OracleResult, attention_oracle
-from dcp.verification.tolerances import error_budgets, max_error
-
-Tensors = tuple[Tensor, ...]
+from dcp.verification.tolerances import max_error
 
 HEAD_DIMS = (16, 24, 64, 80, 128, 192, 256)
 HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
 LENGTHS = ((1, 1), (1, 40), (40, 1), (16, 32), (47, 33))
 _LENGTH = 35  # of the blocks that masks are tried on: two tiles of 16 and a little
-_ACCUMULATOR_ULPS = 8  # units of the last place that any order of summation may cost
-_LSE_SHARE = 1 / 64  # of the dtype's rounding
-_CANCELLED_SHARE = 1 / 8  # of the rounding of terms that cancel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,60 +61,6 @@ class Check:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """One block to compute; its content follows from the numbers.
-
-    Attributes:
-        mask: Allowed pairs; None passes no mask to the kernel.
-        spread: Standard deviation of queries, keys and values.
-    """
-
-    q_len: int
-    kv_len: int
-    dtype: str
-    heads: int = 2
-    kv_heads: int = 1
-    head_dim: int = 24
-    mask: Mask | None = None
-    scale: float = 0.3
-    spread: float = 1.0
-
-    @property
-    def batch(self) -> Batch:
-        """The block as a batch of one sequence."""
-        return Batch([self.q_len], [self.kv_len], mask=self.mask or masks.full())
-
-    @property
-    def spec(self) -> AttentionSpec:
-        """The block's heads."""
-        return AttentionSpec(
-            num_q_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            softmax_scale=self.scale,
-        )
-
-    @property
-    def block_mask(self) -> BlockMask | None:
-        """The mask as kernels take it."""
-        return (
-            None if self.mask is None else BlockMask.of(self.mask.slices(self.q_len, self.kv_len))
-        )
-
-    def tensors(self) -> Tensors:
-        """q, k, v and dout on the CPU."""
-        generator = torch.Generator().manual_seed(self.q_len * 1009 + self.kv_len)
-        sides = ((self.q_len, self.heads), *[(self.kv_len, self.kv_heads)] * 2)
-        return tuple(
-            (self.spread * torch.randn(*side, self.head_dim, generator=generator)).to(
-                DTYPES[self.dtype]
-            )
-            for side in (*sides, sides[0])
-        )
 
 
 def checks(dtypes: Iterable[str], *, refused: Iterable[str] = ()) -> list[Check]:
@@ -204,13 +151,13 @@ def check_block(block: Block, kernel: Kernel, device: str) -> None:
     q, k, v, dout = (x.to(device) for x in tensors)
     mask = block.block_mask
     out, lse = kernel.forward(q, k, v, mask, block.scale)
-    _assert_result(block, q, out)
+    assert_result(block, q, out)
     assert lse.dtype == accumulator_dtype(q.dtype), f"lse is {lse.dtype}"
-    delta = _row_sums(dout, out)
+    delta = row_sums(dout, out)
     dq, dk, dv = kernel.backward(q, k, v, dout, lse, delta, mask, block.scale)
     for like, grad in ((q, dq), (k, dk), (v, dv)):
-        _assert_result(block, like, grad)
-    _assert_within_budget(block, tensors, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
+        assert_result(block, like, grad)
+    assert_within_budget(block, tensors, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
 
 
 def check_two_halves_merge_into_the_whole(dtype: str, kernel: Kernel, device: str) -> None:
@@ -228,13 +175,13 @@ def check_two_halves_merge_into_the_whole(dtype: str, kernel: Kernel, device: st
     accumulator = accumulator_dtype(q.dtype)
     out, lse = (x.to(accumulator).clone() for x in parts[0])
     kernel.merge(out, lse, *parts[1])
-    delta = _row_sums(dout, out)
+    delta = row_sums(dout, out)
     grads = [
         kernel.backward(q, *half[:2], dout, lse, delta, half[2], block.scale) for half in halves
     ]
     dq = grads[0][0].to(accumulator) + grads[1][0].to(accumulator)
     dk, dv = (torch.cat([grad[index] for grad in grads]) for index in (1, 2))
-    _assert_within_budget(block, tensors, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
+    assert_within_budget(block, tensors, {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
 
 
 def check_gradient_of_lse(dtype: str, kernel: Kernel, device: str) -> None:
@@ -244,7 +191,7 @@ def check_gradient_of_lse(dtype: str, kernel: Kernel, device: str) -> None:
     dout[::2] = 0.0
     dlse = torch.linspace(-1.0, 1.0, 24 * 2).view(24, 2).to(accumulator_dtype(q.dtype))
     expected = attention_oracle(block.batch, block.spec, q, k, v, dout, dlse)
-    delta = _row_sums(dout, expected.out.to(dlse.dtype)) - dlse
+    delta = row_sums(dout, expected.out.to(dlse.dtype)) - dlse
     lse = expected.lse.to(delta)
     q, k, v, dout, lse, delta = (x.to(device) for x in (q, k, v, dout, lse, delta))
     grads = kernel.backward(q, k, v, dout, lse, delta, block.block_mask, block.scale)
@@ -281,7 +228,7 @@ def check_strided_views(dtype: str, kernel: Kernel, device: str) -> None:
     views = (q[:, 2:4], k[:, 1:2], v[:, 1:2], dout[:, 2:4])
     copies = tuple(view.contiguous() for view in views)
     for one, other in zip(
-        _forward_backward(kernel, wide, views), _forward_backward(kernel, wide, copies), strict=True
+        forward_backward(kernel, wide, views), forward_backward(kernel, wide, copies), strict=True
     ):
         assert torch.equal(one, other), "a strided view gives other bits than its copy"
 
@@ -290,7 +237,7 @@ def check_same_bits_again(dtype: str, kernel: Kernel, device: str) -> None:
     """Two runs give the same bits."""
     block = Block(q_len=20, kv_len=33, dtype=dtype, heads=4, kv_heads=2, mask=masks.causal(5))
     tensors = tuple(x.to(device) for x in block.tensors())
-    first, again = (_forward_backward(kernel, block, tensors) for _ in range(2))
+    first, again = (forward_backward(kernel, block, tensors) for _ in range(2))
     assert all(map(torch.equal, first, again)), "a second run gives other bits"
 
 
@@ -302,7 +249,7 @@ def check_length_zero(dtype: str, kernel: Kernel, device: str) -> None:
     for q_len, kv_len in ((0, 5), (5, 0), (0, 0)):
         block = Block(q_len=q_len, kv_len=kv_len, dtype=dtype)
         tensors = tuple(x.to(device) for x in block.tensors())
-        out, lse, *grads = _forward_backward(kernel, block, tensors)
+        out, lse, *grads = forward_backward(kernel, block, tensors)
         for like, result in zip(tensors[:1] + tensors[:3], (out, *grads), strict=True):
             assert result.shape == like.shape, f"{tuple(result.shape)}, not {tuple(like.shape)}"
             assert not result.any(), "a result of no keys or no queries is not 0"
@@ -315,7 +262,7 @@ def check_rows_without_key(dtype: str, kernel: Kernel, device: str) -> None:
     allowed = np.zeros((40, 24), dtype=np.bool_)
     allowed[9:20, 4:20] = True
     block = Block(q_len=40, kv_len=24, dtype=dtype, mask=masks.from_dense(allowed))
-    out, lse, dq, dk, dv = _forward_backward(
+    out, lse, dq, dk, dv = forward_backward(
         kernel, block, tuple(x.to(device) for x in block.tensors())
     )
     blind = torch.ones(40, dtype=torch.bool, device=device)
@@ -365,18 +312,6 @@ def check_refused(dtype: str, kernel: Kernel, device: str) -> None:
 # --- helpers -----------------------------------------------------------------------------------
 
 
-def _forward_backward(kernel: Kernel, block: Block, tensors: Tensors) -> Tensors:
-    q, k, v, dout = tensors
-    out, lse = kernel.forward(q, k, v, block.block_mask, block.scale)
-    delta = _row_sums(dout, out)
-    return out, lse, *kernel.backward(q, k, v, dout, lse, delta, block.block_mask, block.scale)
-
-
-def _row_sums(dout: Tensor, out: Tensor) -> Tensor:
-    accumulator = accumulator_dtype(dout.dtype)
-    return (dout.to(accumulator) * out.to(accumulator)).sum(-1)
-
-
 def _merged(
     kernel: Kernel, dtype: str, device: str, *parts: tuple[float, float]
 ) -> tuple[float, float]:
@@ -402,47 +337,3 @@ def _columns(q_len: int, kv_len: int, start: int, stop: int) -> Mask:
 
 def _tensor(result: OracleResult, name: str) -> Tensor:
     return result.tensors()[name]
-
-
-def _assert_result(block: Block, like: Tensor, result: Tensor) -> None:
-    legal = (like.dtype, accumulator_dtype(like.dtype))
-    assert result.shape == like.shape, f"{tuple(result.shape)}, not {tuple(like.shape)}: {block}"
-    assert result.dtype in legal, f"{result.dtype} is none of {legal}: {block}"
-
-
-def _assert_within_budget(block: Block, inputs: Tensors, results: dict[str, Tensor]) -> None:
-    expected, budgets = error_budgets(block.batch, block.spec, *inputs)
-    floors = _floors(block, *inputs)
-    for name, result in results.items():
-        budget = budgets[name] + floors[name]
-        error = max_error(result.cpu(), expected[name])
-        assert error <= budget, f"{name} is off by {error:.3g}, budget {budget:.3g}: {block}"
-
-
-def _floors(block: Block, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, float]:
-    """Errors that do no harm although the one device may not make them.
-
-    Rounding is relative to the terms of a sum, which may cancel. dQ and dK are made of
-    differences of dP and delta, of which the dtype's rounding leaves something. An error of lse
-    scales the output by as much.
-    """
-    eps, exact = torch.finfo(q.dtype).eps, torch.finfo(accumulator_dtype(q.dtype)).eps
-    ulps = _ACCUMULATOR_ULPS * exact
-    score = block.scale * _largest_row(q) * _largest_row(k)
-    dscore = block.scale * _largest_row(dout) * _largest_row(v)
-    cancelled = (ulps + _CANCELLED_SHARE * eps) * dscore
-    return {
-        "out": ulps * _largest(v),
-        "lse": ulps * score + _LSE_SHARE * eps,
-        "dq": cancelled * _largest(k),
-        "dk": cancelled * _largest(q),
-        "dv": ulps * _largest(dout),
-    }
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0
-
-
-def _largest_row(x: Tensor) -> float:
-    return float(x.double().norm(dim=-1).max()) if x.numel() else 0.0
