@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.kernels import torch_masks, torch_ops, torch_pieces
-from dcp.kernels.torch_pieces import Piece
+from dcp.kernels.torch_pieces import Piece, Tuning
 
 _HALF_ROWS = 2048  # of queries, over which the CPU operator may add up in half precision
 _TINY = 1e-25  # sums of squares between this and its inverse lost nothing to float32's range
@@ -89,7 +89,8 @@ class TorchFlash(Kernel):
         dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
         for piece in parts:
             new = _backward_piece(*tensors, piece, scale)
-            dq[piece.q0 : piece.q1].add_(new[0])
+            rows = dq[piece.q0 : piece.q1]
+            rows.copy_(new[0]) if piece.fresh else rows.add_(new[0])
             dk[piece.k0 : piece.k1].add_(new[1])
             dv[piece.k0 : piece.k1].add_(new[2])
         return dq, dk, dv
@@ -161,9 +162,11 @@ def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None) -> tuple[Piece, ...]:
     """The calls that compute a block; none where it is empty."""
     if not (len(q) and len(k)):
         return ()
-    return torch_pieces.pieces(
-        mask, len(q), len(k), q.shape[1] // k.shape[1], q.dtype == torch.bfloat16
-    )
+    if q.device.type != "cpu":
+        return torch_pieces.pieces(mask, len(q), len(k), Tuning(heads=1, half=False, strip=0))
+    half = q.dtype == torch.bfloat16
+    tuning = Tuning(heads=q.shape[1] // k.shape[1], half=half, strip=256 if half else 128)
+    return torch_pieces.pieces(mask, len(q), len(k), tuning)
 
 
 def _whole(piece: Piece, q: Tensor) -> bool:
@@ -250,6 +253,10 @@ def _folded(x: Tensor, fold: int) -> Tensor:
     query: fewer heads of more tokens are computed faster, and add up the gradients of keys.
     """
     tokens, heads, *rest = x.shape
+    if fold == 1:
+        return x.transpose(0, 1)[None]
+    if fold == heads:
+        return x.reshape(1, 1, tokens * heads, *rest)
     groups = x.reshape(tokens, heads // fold, fold, *rest).transpose(0, 1)
     return groups.reshape(1, heads // fold, tokens * fold, *rest)
 
@@ -258,6 +265,8 @@ def _unfolded(x: Tensor, tokens: int) -> Tensor:
     """The inverse of `_folded`."""
     _, heads, rows, *rest = x.shape
     fold = rows // tokens
+    if fold == 1:
+        return x[0].transpose(0, 1)
     groups = x.reshape(heads, tokens, fold, *rest).transpose(0, 1)
     return groups.reshape(tokens, heads * fold, *rest)
 
@@ -265,6 +274,8 @@ def _unfolded(x: Tensor, tokens: int) -> Tensor:
 def _repeated(x: Tensor, heads: int) -> Tensor:
     """View [tokens, some heads, head_dim] as [1, heads, tokens, head_dim], heads repeated."""
     tokens, some, head_dim = x.shape
+    if some in (1, heads):
+        return x.transpose(0, 1).expand(heads, tokens, head_dim)[None]
     repeated = x[:, :, None].expand(tokens, some, heads // some, head_dim)
     return repeated.reshape(tokens, heads, head_dim).transpose(0, 1)[None]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp import slices as slice_ops
-from dcp.arrays import FloatArray, IntArray
+from dcp.arrays import BoolArray, FloatArray, IntArray
 from dcp.kernel_interface import BlockMask
 
 # Costs in pairs of one head that a rectangle takes to compute. Measured on one thread with head
@@ -24,10 +24,12 @@ _ROW = 16  # merging one more partial result of a query
 _KEY = 4  # adding one more partial gradient of a key
 _BIAS = 1.07  # a rectangle with a bias over one without
 _TILE = 512  # keys that the operators take at a time, also beyond a causal edge
+_MOST_STRIPPED = 1024  # tokens of a causal square that is cut into strips and not in two
 # What a rectangle of few rows (query tokens times heads that share keys) costs more in half
 # precision, where the operators pack their operands again for every few rows.
 _FEW_ROWS = ((768, 1.2), (192, 1.7))  # fewer than 192 are fewer than 768 too
 
+_WORTH_LOOKING = 100_000  # pairs that a piece computes in vain before splits of splits are tried
 _FAR = 2**50
 _SMALLEST = 128  # tokens; no side is halved below
 _MOST_SLICES = 64  # of a mask that is cut; the cuts of a shredded one do not repay themselves
@@ -57,17 +59,28 @@ class Piece(NamedTuple):
         )
 
 
+class Tuning(NamedTuple):
+    """What makes a piece cheap.
+
+    Attributes:
+        heads: Query heads that are computed together, as tokens of one head.
+        half: Whether rows are dear where they are few.
+        strip: Queries of the strips that causal squares are cut into; 0 leaves them whole.
+    """
+
+    heads: int
+    half: bool
+    strip: int
+
+
 @lru_cache(maxsize=4096)
-def pieces(
-    mask: BlockMask | None, q_len: int, kv_len: int, ratio: int, half: bool
-) -> tuple[Piece, ...]:
+def pieces(mask: BlockMask | None, q_len: int, kv_len: int, tuning: Tuning) -> tuple[Piece, ...]:
     """Cut a block into disjoint pieces that hold all its allowed pairs.
 
     Args:
         mask: The block's mask.
         q_len, kv_len: Its size, both at least 1.
-        ratio: Query heads a key head.
-        half: Whether it is computed in half precision.
+        tuning: What makes a piece cheap.
 
     Returns:
         Pieces by their first query and key; none where nothing is allowed.
@@ -77,22 +90,50 @@ def pieces(
     allowed = slice_ops.simplify(mask.slices)
     if not len(allowed):
         return ()
-    found = _cut(allowed, ratio, half) if len(allowed) <= _MOST_SLICES else [allowed]
-    return tuple(_placed(found))
+    found = _cut(allowed, tuning) if len(allowed) <= _MOST_SLICES else [allowed]
+    return tuple(_placed([strip for one in found for strip in _strips(one, tuning.strip)]))
 
 
-def _cut(allowed: IntArray, ratio: int, half: bool) -> list[IntArray]:
+def _cut(allowed: IntArray, tuning: Tuning) -> list[IntArray]:
     """Split slices in two along one side, again and again, while that makes them cheaper."""
-    whole = float(_costs(allowed[None], ratio, half)[0])
-    if whole <= slice_ops.size(allowed).sum() + _CALL:
+    whole, pairs = float(_costs(allowed[None], tuning)[0]), int(slice_ops.size(allowed).sum())
+    if whole <= pairs + _CALL:
         return [allowed]
-    halves = _splits(allowed)
-    cost = _costs(halves[0], ratio, half) + _costs(halves[1], ratio, half)
-    best = int(np.argmin(cost)) if len(cost) else 0
-    if not len(cost) or cost[best] >= whole:
+    cost, parts = _best_split(allowed, tuning, deeper=False)
+    if cost >= whole and whole > pairs + _WORTH_LOOKING:
+        cost, parts = _best_split(allowed, tuning, deeper=True)
+    if cost >= whole:
         return [allowed]
-    parts = (slice_ops.normalize(side[best]) for side in halves)
-    return [piece for part in parts for piece in _cut(part, ratio, half)]
+    return [piece for part in parts for piece in _cut(part, tuning)]
+
+
+def _best_split(
+    allowed: IntArray, tuning: Tuning, *, deeper: bool
+) -> tuple[float, tuple[IntArray, ...]]:
+    """The cheapest split and its cost, infinite where there is none.
+
+    A split may pay only once its halves are split too, as when a slice of few keys stands beside
+    a sloping one; `deeper` looks that far.
+    """
+    first, second = _splits(allowed)
+    if not len(first):
+        return float("inf"), ()
+    cost = _costs(first, tuning) + _costs(second, tuning)
+    if deeper:
+        cost = np.array([
+            sum(_split_cost(slice_ops.normalize(half), tuning) for half in halves)
+            for halves in zip(first, second, strict=True)
+        ])  # fmt: skip
+    best = int(np.argmin(cost))
+    return float(cost[best]), tuple(slice_ops.normalize(half[best]) for half in (first, second))
+
+
+def _split_cost(allowed: IntArray, tuning: Tuning) -> float:
+    """Cost of slices, split once or not."""
+    if not len(allowed):
+        return 0.0
+    whole = float(_costs(allowed[None], tuning)[0])
+    return min(whole, _best_split(allowed, tuning, deeper=False)[0])
 
 
 def _splits(allowed: IntArray) -> IntArray:
@@ -123,7 +164,7 @@ def _inside(places: list[IntArray], low: int, high: int) -> IntArray:
     return np.unique(candidates[(candidates > low) & (candidates < high)])
 
 
-def _costs(sets: IntArray, ratio: int, half: bool) -> FloatArray:
+def _costs(sets: IntArray, tuning: Tuning) -> FloatArray:
     """Of computing each of several sets of slices, [sets, n, 6], by one call."""
     tight, some = slice_ops.tighten(sets)
     pairs = np.where(some, slice_ops.size(tight), 0).sum(axis=1)
@@ -131,15 +172,50 @@ def _costs(sets: IntArray, ratio: int, half: bool) -> FloatArray:
     high = np.where(some[..., None], tight, -_FAR).max(axis=1)
     rows, keys = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
     full = pairs == rows * keys
-    below = high[:, 5] <= low[:, 2] - low[:, 0]
-    causal = ~full & below & (rows == keys) & (pairs == rows * (rows + 1) // 2)
+    causal = ~full & _are_causal(low, high, pairs)
     computed = np.where(full, 1.0, _BIAS) * rows * keys
-    computed[causal] = (rows * np.minimum(rows, (rows + _TILE) / 2))[causal]
-    if half:
-        together = rows * np.where(causal, 1, ratio)
+    triangle = rows * np.minimum(rows, (rows + (tuning.strip or _TILE)) / 2)
+    computed = np.where(causal, (_BIAS if tuning.strip else 1.0) * triangle, computed)
+    if tuning.half:
+        together = tuning.heads * np.where(causal, np.minimum(rows, tuning.strip), rows)
         for few, more in _FEW_ROWS:
             computed = np.where(together < few, more * computed, computed)
     return np.where(pairs > 0, computed + _CALL + _ROW * rows + _KEY * keys, 0.0)
+
+
+def _are_causal(low: IntArray, high: IntArray, pairs: IntArray) -> BoolArray:
+    """Which sets of disjoint slices are causal squares.
+
+    Args:
+        low, high: Smallest and largest of each column of the sets' slices, [sets, 6].
+        pairs: What they allow, [sets].
+    """
+    rows, keys = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
+    below = high[:, 5] <= low[:, 2] - low[:, 0]
+    causal: BoolArray = below & (rows == keys) & (pairs == rows * (rows + 1) // 2)
+    return causal
+
+
+def _strips(allowed: IntArray, strip: int) -> list[IntArray]:
+    """Cut a causal square into strips of queries, as far as each sees; a large one in two first.
+
+    The operators go through keys in steps of _TILE, so of their own causal squares up to that
+    much a row is computed in vain; and heads cannot be computed together there.
+    """
+    q0, q1, k0, k1 = _bounds(allowed)
+    low, high = allowed.min(axis=0)[None], allowed.max(axis=0)[None]
+    causal = _are_causal(low, high, slice_ops.size(allowed).sum(keepdims=True))[0]
+    if not (causal and strip and q1 - q0 > strip):
+        return [allowed]
+    if q1 - q0 <= _MOST_STRIPPED:
+        begins = range(q0, q1, strip)
+        return [slice_ops.clip(allowed, row, min(row + strip, q1), k0, k1) for row in begins]
+    side = -(-(q1 - q0) // (2 * strip)) * strip
+    return [
+        *_strips(slice_ops.clip(allowed, q0, q0 + side, k0, k1), strip),
+        slice_ops.clip(allowed, q0 + side, q1, k0, k0 + side),
+        *_strips(slice_ops.clip(allowed, q0 + side, q1, k0 + side, k1), strip),
+    ]
 
 
 def _placed(found: list[IntArray]) -> Iterator[Piece]:

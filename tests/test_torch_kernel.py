@@ -239,7 +239,7 @@ class TestSurrogateOutput:
         assert exists
         sums = (dout.double() * out.double()).sum(-1)
         error = (sums - delta).abs() / (dout.double().norm(dim=-1) * true_out.norm(dim=-1))
-        assert float(error.nan_to_num(0.0).max()) <= torch.finfo(dtype).eps
+        assert float(error.nan_to_num(0.0).max()) <= 2 * torch.finfo(dtype).eps
         shorter = out.double().norm(dim=-1) <= true_out.norm(dim=-1) * (1 + 4e-3)
         assert bool(shorter.all())
 
