@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp.errors import TransportError
+from dcp.runtime.allocation import allocate
 from dcp.runtime.transports import Receive, Send, Transport, describe
 
 
@@ -48,10 +49,7 @@ class TorchTransport(Transport):
     def launch(self, step: int, sends: list[Send], receives: list[Receive]) -> None:
         """See `Transport.launch`."""
         outgoing = [send.data for send in sends]
-        incoming = [
-            torch.empty(receive.nbytes, dtype=torch.uint8, device=self._device)
-            for receive in receives
-        ]
+        incoming = [allocate((receive.nbytes,), torch.uint8, self._device) for receive in receives]
         named = [self._describe_send(send, step) for send in sends]
         named += [describe(self._rank, receive, step) for receive in receives]
         operations = [
@@ -78,10 +76,16 @@ class TorchTransport(Transport):
         """See `Transport.receive`."""
         started = self._receiving.pop(step)
         self._wait(started)
+        # What was sent with or before these has been asked for by now: all ranks launch a step
+        # before they wait for it. So its memory is free again, as `dcp.memory` counts.
+        self._finish_sends()
         return [message.tensor for message in started]
 
     def finish(self) -> None:
         """See `Transport.finish`."""
+        self._finish_sends()
+
+    def _finish_sends(self) -> None:
         self._wait(self._sent)
         self._sent.clear()
 
