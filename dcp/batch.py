@@ -179,7 +179,9 @@ class AttentionSpec:
         if self.dtype not in DTYPE_BYTES:
             raise SpecError(f"dtype {self.dtype!r} is unknown; legal: {', '.join(DTYPE_BYTES)}")
         if self.softmax_scale is not None:
-            check_number("softmax_scale", self.softmax_scale)
+            check_number("softmax_scale", self.softmax_scale, positive=True)
+        if not isinstance(self.float32_partials, bool):
+            raise SpecError(f"float32_partials is {self.float32_partials!r}; it is True or False")
 
     @property
     def scale(self) -> float:

@@ -41,7 +41,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class PlanContent(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All that the digest covers: equal batches, backends and seeds give equal content."""
 
-    spec: AttentionSpec
     cluster: Cluster
     limits: Limits
     origin: Origin
@@ -77,7 +76,7 @@ class ExecutionPlan:
     @property
     def spec(self) -> AttentionSpec:
         """Heads and dtype."""
-        return self.content.spec
+        return self.content.blocks.spec
 
     @property
     def cluster(self) -> Cluster:
@@ -146,12 +145,15 @@ class ExecutionPlan:
         envelope = plan_file.unseal(data)
         content = plan_file.decode(envelope.payload, PlanContent)
         notes: PlanNotes = plan_file.decode(envelope.notes, PlanNotes)
-        return cls(
+        plan = cls(
             content=content,
             forward_estimate=notes.forward_estimate,
             backward_estimate=notes.backward_estimate,
             planning_s=notes.planning_s,
         )
+        # The bytes that were read, not their encoding anew: a 1 for 1.0 would change the digest.
+        plan.__dict__["_payload"] = envelope.payload
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Write a plan file."""

@@ -6,6 +6,7 @@ whether the limits hold.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,10 +120,10 @@ class PlacementProblem:
         return keys
 
     @cached_property
-    def token_allowance(self) -> float:
+    def token_allowance(self) -> int:
         """Most tokens a device may hold for an answer to count as feasible."""
         mean = float(self.token_tokens.sum()) / self.cluster.num_devices
-        return max(self.token_limit, (1 + self.limits.tokens) * mean)
+        return max(self.token_limit, math.ceil((1 + self.limits.tokens) * mean))
 
     @cached_property
     def node_compute_limit(self) -> float:
@@ -277,7 +278,7 @@ def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> 
     if tokens.max() > problem.token_allowance:
         found.append(
             f"device {int(tokens.argmax())} holds {int(tokens.max())} tokens, "
-            f"limit {problem.token_allowance:.0f}"
+            f"limit {problem.token_allowance}"
         )
     node = cluster.device_node[device]
     node_flops = _loads(node, problem.comp_flops, cluster.nodes)

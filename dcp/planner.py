@@ -60,6 +60,16 @@ def plan(
         BackendError, PlacementError, ScheduleError: a backend failed or answered wrongly.
     """
     started = time.perf_counter()
+    for name, value, kind in (
+        ("batch", batch, Batch),
+        ("heads", heads, AttentionSpec),
+        ("cluster", cluster, Cluster),
+        ("limits", limits, Limits | None),
+    ):
+        if not isinstance(value, kind):
+            raise SpecError(
+                f"{name} is {value!r}; give a dcp.{getattr(kind, '__name__', 'Limits')}"
+            )
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
     job = PlanningJob(

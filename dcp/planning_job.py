@@ -115,7 +115,6 @@ class PlanningJob:
             for rank in range(cluster.num_devices)
         ]
         return PlanContent(
-            spec=self.request.spec,
             cluster=cluster,
             limits=self.limits,
             origin=best.origin,

@@ -126,6 +126,8 @@ def parse_request(request: str) -> tuple[str, dict[str, str]]:
         key, equals, value = option.partition("=")
         if not (key and equals):
             raise SpecError(f"cannot read {option!r} in {request!r}; write name:option=value,...")
+        if key in options:
+            raise SpecError(f"{key!r} stands twice in {request!r}; give each option once")
         options[key] = value
     return name, options
 

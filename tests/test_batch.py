@@ -74,7 +74,7 @@ def test_cumulative_lengths_that_end_elsewhere_are_refused():
         ({"num_kv_heads": 3}, "8 query heads do not divide into 3 key heads"),
         ({"head_dim": -4}, "head_dim is -4"),
         ({"dtype": "int8"}, "legal: float64, float32, bfloat16, float16"),
-        ({"softmax_scale": float("nan")}, "must be finite"),
+        ({"softmax_scale": float("nan")}, "must be positive and finite"),
     ],
 )
 def test_illegal_head_layouts_are_refused_by_name(fields, message):

@@ -148,3 +148,12 @@ def test_slots_that_are_too_small_are_refused() -> None:
     slots["size"][slots["buffer"] == Buffer.O_ACC] = 1
     damaged = msgspec.structs.replace(program, slots=slots)
     refused(with_program(plan, rank, "forward", damaged), f"rank {rank}, forward", "with 1 rows")
+
+
+def test_an_arena_larger_than_its_slots_is_refused() -> None:
+    plan = scattered()
+    program = program_of(plan, 0, "forward")
+    rows = program.arena_rows.copy()
+    rows[Buffer.O_ACC] = 1 << 62
+    damaged = msgspec.structs.replace(program, arena_rows=rows)
+    refused(with_program(plan, 0, "forward", damaged), "rank 0, forward", "the slots fill")

@@ -23,12 +23,27 @@ def plan(**options):
             lambda: dcp.AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=8, softmax_scale="x"),
             "softmax_scale is 'x'",
         ),
+        (
+            lambda: dcp.AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=8, softmax_scale=0.0),
+            "softmax_scale is 0.0",
+        ),
+        (
+            lambda: dcp.AttentionSpec(
+                num_q_heads=1, num_kv_heads=1, head_dim=8, float32_partials="no"
+            ),
+            "float32_partials is 'no'",
+        ),
         (lambda: plan(budget="1"), "budget is '1'"),
         (lambda: plan(seed=0.5), "seed is 0.5"),
         (lambda: plan(seed=-1), "seed is -1"),
         (lambda: plan(seed=1 << 70), "must fit 64 bits"),
         (lambda: plan(block_size="big"), "block_size is 'big'"),
         (lambda: plan(partitioner=None), "None is no partitioner"),
+        (lambda: plan(partitioner="greedy:a=1,a=2"), "'a' stands twice"),
+        (lambda: plan(limits={}), "limits is {}; give a dcp.Limits"),
+        (lambda: dcp.plan([8, 5], HEADS, CLUSTER), r"batch is \[8, 5\]; give a dcp.Batch"),
+        (lambda: dcp.plan(dcp.Batch([8]), 8, CLUSTER), "heads is 8; give a dcp.AttentionSpec"),
+        (lambda: dcp.plan(dcp.Batch([8]), HEADS, 4), "cluster is 4; give a dcp.Cluster"),
         (lambda: dcp.Cluster.preset("p4de", devices_per_node=0), "devices_per_node is 0"),
         (lambda: dcp.Cluster(devices_per_node=2, nics_per_node=4), "4 NICs a node for 2 devices"),
     ],

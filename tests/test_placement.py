@@ -74,7 +74,7 @@ def test_an_infeasible_answer_is_marked_with_the_limit_that_fails():
     nowhere_else = Assignment(np.zeros(8, dtype=int), np.zeros(len(blocks.comp_q), dtype=int))
     placement = evaluate(problem, nowhere_else)
     assert not placement.feasible
-    assert any("device 0 holds 32 tokens, limit 8" in line for line in placement.violations)
+    assert any("device 0 holds 32 tokens, limit 9" in line for line in placement.violations)
     assert any("node 0 computes" in line for line in placement.violations)
 
 

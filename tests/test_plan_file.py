@@ -37,6 +37,11 @@ def test_a_plan_survives_its_file(tmp_path):
     assert plan_file.encode(loaded.ranks) == plan_file.encode(plan.ranks)
 
 
+def test_a_digest_survives_the_file_whatever_numbers_were_given():
+    plan = plan_of(limits=dcp.Limits(inter_node=0, intra_node=1))
+    assert dcp.ExecutionPlan.from_bytes(plan.to_bytes()).digest == plan.digest
+
+
 def test_equal_requests_give_equal_digests_and_others_do_not():
     assert plan_of().digest == plan_of().digest
     assert plan_of().digest != plan_of(lengths=(20, 8)).digest

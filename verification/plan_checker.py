@@ -15,6 +15,7 @@ from dcp.verification.faults import Site
 from dcp.verification.message_check import Traffic, check_launch_order, check_messages
 from dcp.verification.program_check import RESULT_KINDS, CheckedProgram, check_program
 from dcp.verification.simulation import missing_result, simulate
+from dcp.verification.slot_check import check_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +129,9 @@ def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traff
     _check_exactly_once(plan, facts, programs)
     traffic = check_messages(facts, plan.cluster, programs)
     results = simulate(facts, programs)
-    for one in programs:
+    for one, rank in zip(programs, plan.ranks, strict=True):
         check_launch_order(one.site)
+        check_memory(one.site, rank.forward if phase == "forward" else rank.backward)
     for kind in RESULT_KINDS[phase]:
         missing = missing_result(facts, kind, results)
         if missing is not None:

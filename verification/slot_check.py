@@ -48,6 +48,21 @@ def check_slots(facts: Facts, site: Site, program: Program, home_blocks: IntArra
     return content
 
 
+def check_memory(site: Site, program: Program) -> None:
+    """Arenas are no larger than their slots.
+
+    Raises:
+        PlanCheckError: one is.
+    """
+    in_arena = np.isin(program.slots["buffer"], ARENAS)
+    slots = program.slots[in_arena]
+    used = np.bincount(slots["buffer"], slots["size"], len(Buffer)).astype(np.int64)
+    if (program.arena_rows > used).any():
+        raise site.fault(
+            f"arena_rows are {program.arena_rows.tolist()}; the slots fill {used.tolist()}"
+        )
+
+
 def _check_arenas(site: Site, program: Program) -> None:
     """Slots of an arena lie inside it and share no row; only arenas have rows."""
     rows = program.arena_rows

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dcp.blocks import Kind
+from dcp.errors import BackendError
 from dcp.kernel_interface import accumulator_dtype
 from dcp.runtime.buffers import Planes
 
@@ -49,8 +49,12 @@ class _PlannedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise BackendError(
+                "second derivatives of planned attention are not available; call grad or "
+                "backward without create_graph=True"
+            )
         q, k, v, out, lse = ctx.saved_tensors
         # Contiguous, so that delta's sums have the same bits whatever the layout.
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
