@@ -64,12 +64,10 @@ def plan(
         ("batch", batch, Batch),
         ("heads", heads, AttentionSpec),
         ("cluster", cluster, Cluster),
-        ("limits", limits, Limits | None),
+        ("limits", Limits() if limits is None else limits, Limits),
     ):
         if not isinstance(value, kind):
-            raise SpecError(
-                f"{name} is {value!r}; give a dcp.{getattr(kind, '__name__', 'Limits')}"
-            )
+            raise SpecError(f"{name} is {value!r}; give a dcp.{kind.__name__}")
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
     job = PlanningJob(
