@@ -21,6 +21,7 @@ from dcp.runtime import collectives, sharding, tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
 from dcp.runtime.buffers import Planes
+from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
 from dcp.runtime.sharding import TokenSide
 from dcp.runtime.torch_transport import TorchTransport
@@ -79,6 +80,7 @@ class ContextParallel:
         self._check_size(plan)
         return sharding.local_indices(plan, self.rank, side)
 
+    @uncompiled
     def shard(self, plan: ExecutionPlan, x: Tensor, side: TokenSide = "q") -> Tensor:
         """Cut out this rank's tokens; nothing is sent.
 
@@ -104,6 +106,7 @@ class ContextParallel:
         self._check_size(plan)
         return sharding.shard_batch_for(plan, batch, self.rank, side)
 
+    @uncompiled
     def unshard(self, plan: ExecutionPlan, x: Tensor, side: TokenSide = "q") -> Tensor:
         """Gather every rank's tokens in batch order.
 
@@ -147,6 +150,7 @@ class ContextParallel:
         self, plan: ExecutionPlan, q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True]
     ) -> tuple[Tensor, Tensor]: ...
 
+    @uncompiled
     def attention(
         self,
         plan: ExecutionPlan,

@@ -16,6 +16,7 @@ from dcp.runtime import tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
 from dcp.runtime.buffers import Planes
+from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
 from dcp.runtime.sharding import TokenSide, num_tokens, shard_for, unshard_from
 from dcp.runtime.transports import LocalTransport, Mailboxes, describe
@@ -46,6 +47,7 @@ def run_local(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@uncompiled
 def run_local(
     plan: ExecutionPlan,
     q: Tensor,
