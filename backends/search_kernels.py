@@ -195,10 +195,7 @@ def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> Non
     comp = pick(r >> U8(32), s.comps.shape[0])
     a, row, column = s.comps[comp].device, s.comps[comp].row, s.comps[comp].column
     net = row if r2 & U8(1) else column
-    if r2 & U8(2):
-        b = s.tokens[s.nets[net].token].home
-    else:
-        b = random_user(s, net, r2 >> U8(32))
+    b = s.tokens[s.nets[net].token].home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
     if a == b:
         return
     change = user_change(s, row, a, b) + user_change(s, column, a, b)
@@ -449,7 +446,7 @@ def relieve_tokens(s: State) -> Any:
                         if not found or price < best_price:
                             found, best_price = True, price
                             best_token, best_b = token, b
-                            best_other = np.int64(other) if index > 0 else -1
+                            best_other = int(other) if index > 0 else -1
                     if index > 0:
                         other = s.tokens[other].next
             token = s.tokens[token].next

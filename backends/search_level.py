@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import BoolArray, IntArray
 from dcp.backends.search_seed_kernels import fill_pins
 from dcp.backends.search_state import COMPUTATION, NET, TOKEN, Records, UIntArray
 from dcp.blocks import Kind
@@ -161,7 +161,7 @@ def _ranges(of: IntArray, used: IntArray, count: int) -> tuple[IntArray, IntArra
     return low, high
 
 
-def _overlaps(low: IntArray, high: IntArray) -> IntArray:
+def _overlaps(low: IntArray, high: IntArray) -> BoolArray:
     """Whether each range meets the next one, [n - 1]."""
-    meets: IntArray = np.maximum(low[:-1], low[1:]) <= np.minimum(high[:-1], high[1:])
+    meets: BoolArray = np.maximum(low[:-1], low[1:]) <= np.minimum(high[:-1], high[1:])
     return meets

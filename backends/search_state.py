@@ -21,7 +21,9 @@ COMPUTATION = np.dtype(
     [("work", "i8"), ("row", "u4"), ("column", "u4"), ("device", "u4"), ("unused", "u4")]
 )
 # The users of a net are pins[first : first + users].
-NET = np.dtype([("size", "f8"), ("first", "u4"), ("users", "u4"), ("token", "u4"), ("unused", "u4")])
+NET = np.dtype(
+    [("size", "f8"), ("first", "u4"), ("users", "u4"), ("token", "u4"), ("unused", "u4")]
+)
 # The token blocks of a device form a ring through `next` and `previous`.
 TOKEN = np.dtype(
     [("tokens", "i8"), ("home", "u4"), ("next", "u4"), ("previous", "u4"), ("unused", "u4")]
@@ -68,7 +70,7 @@ class State(NamedTuple):
     tokens: Records
     devices: Records
     nodes: Records
-    count: npt.NDArray[np.int16]
+    count: npt.NDArray[np.int16]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     near: npt.NDArray[np.int16]
     rules: Records
     journal: UIntArray
@@ -76,9 +78,6 @@ class State(NamedTuple):
     def copy(self) -> State:
         """An independent copy of what moves change."""
         fixed = {"pins", "rules", "journal"}
-        return State(
-            *(
-                array if name in fixed else array.copy()
-                for name, array in zip(self._fields, self, strict=True)
-            )
+        return self._replace(
+            **{name: getattr(self, name).copy() for name in self._fields if name not in fixed}
         )
