@@ -14,10 +14,14 @@ from dcp.selection import Winner
 
 logger = logging.getLogger("dcp")
 
-PARTITIONER = "local_search:inter_weight=4"
-SCHEDULER = "overlap"
 # Even computing against few bytes: what pays is for simulated time to say, not for a fixed limit.
-DEVICE_LIMITS = (0.1, 0.03)
+# The search takes all the imbalance it may have for bytes, so it is held to less than is asked
+# for; greedy weighs one against the other.
+PLANNED: tuple[tuple[str, float | None], ...] = (
+    ("local_search:inter_weight=4", 0.1),
+    ("greedy", None),
+)
+SCHEDULER = "overlap"
 BASELINES = ("zigzag", "usp", "ulysses", "ring", "allgather")
 
 
@@ -38,16 +42,14 @@ def choose(
         winner: What a selection table knows of such batches.
         limits_bind: Whether a candidate over a limit loses to any that keeps all.
     """
-    device_limits: Sequence[float | None] = (None,)
     all_open = partitioner == "auto" and scheduler == "auto"
+    tried: Sequence[tuple[str | Partitioner, float | None]] = [(partitioner, None)]
     if partitioner == "auto":
-        partitioner = (winner.partitioner if winner else None) or PARTITIONER
-        device_limits = DEVICE_LIMITS
+        known = winner.partitioner if winner else None
+        tried = [(known, None)] if known else PLANNED
     if scheduler == "auto":
         scheduler = (winner.scheduler if winner else None) or SCHEDULER
-    candidates = [
-        job.planned(partitioner, scheduler, device_limit=limit) for limit in device_limits
-    ]
+    candidates = [job.planned(name, scheduler, device_limit=limit) for name, limit in tried]
     left_out: list[str] = []
     if all_open:
         for name in _static_requests(winner):
