@@ -46,7 +46,7 @@ def temperatures(unit: float, hottest: float) -> FloatArray:
 def prices(state: State) -> tuple[float, float]:
     """Weighted bytes for a unit of work and for a token over the limits."""
     block = _PRICE * unit_bytes(state) * float(state.rules["groups"][0])
-    block *= 1 + float(state.rules["farther"][0])
+    block *= 1 + float(state.rules["farther"][0] + state.rules["entry"][0])
     work = float(state.comps["work"].max(initial=1))
     return block / work, block / max(float(np.median(state.tokens["tokens"])), 1.0)
 

@@ -53,13 +53,21 @@ def link_weight(s: State, a: Any, b: Any) -> Any:
 @inlined
 def user_change(s: State, net: Any, a: Any, b: Any) -> Any:
     """Weighted bytes added when one user of a net goes from device a to device b."""
-    home = s.tokens[s.nets[net].token].home
-    change = 0.0
-    if s.count[net, a] == 1:
-        change -= s.nets[net].size * link_weight(s, home, a)
-    if s.count[net, b] == 0:
-        change += s.nets[net].size * link_weight(s, home, b)
-    return change
+    leaves, enters = s.used[net, a] == 1, s.used[net, b] == 0
+    links = 0.0
+    if leaves or enters:
+        home = s.tokens[s.nets[net].token].home
+        if leaves:
+            links -= link_weight(s, home, a)
+        if enters:
+            links += link_weight(s, home, b)
+        node, node_a, node_b = s.devices[home].node, s.devices[a].node, s.devices[b].node
+        if node_a != node_b:
+            if leaves and node_a != node and s.near[net, node_a] == 1:
+                links -= s.rules[0].entry
+            if enters and node_b != node and s.near[net, node_b] == 0:
+                links += s.rules[0].entry
+    return s.nets[net].size * links
 
 
 @compiled
@@ -71,12 +79,12 @@ def place(s: State, comp: Any, b: Any) -> Any:
     for side in range(2):
         net = s.comps[comp].row if side == 0 else s.comps[comp].column
         change += user_change(s, net, a, b)
-        s.count[net, a] -= 1
-        if s.count[net, a] == 0:
+        s.used[net, a] -= 1
+        if s.used[net, a] == 0:
             s.near[net, node_a] -= 1
-        if s.count[net, b] == 0:
+        if s.used[net, b] == 0:
             s.near[net, node_b] += 1
-        s.count[net, b] += 1
+        s.used[net, b] += 1
     work = s.comps[comp].work
     s.devices[a].work -= work
     s.devices[b].work += work
@@ -156,9 +164,14 @@ def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
         first = (side * s.tokens.shape[0] + token) * groups
         for net in range(first, first + groups):
             links = farther * (s.near[net, node_a] - s.near[net, node_b])
-            if s.count[net, a] > 0:
+            if node_a != node_b:
+                if s.near[net, node_a] > 0:
+                    links += s.rules[0].entry
+                if s.near[net, node_b] > 0:
+                    links -= s.rules[0].entry
+            if s.used[net, a] > 0:
                 links += 1.0
-            if s.count[net, b] > 0:
+            if s.used[net, b] > 0:
                 links -= 1.0
             change += s.nets[net].size * links
     return change
@@ -208,6 +221,23 @@ def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> Non
         record_excess(s, a, b)
 
 
+@inlined
+def line_change(s: State, net: Any, a: Any, b: Any) -> Any:
+    """Weighted bytes added, for a net itself, when all its users on device a go to device b."""
+    home = s.tokens[s.nets[net].token].home
+    enters = s.used[net, b] == 0
+    links = -link_weight(s, home, a)
+    if enters:
+        links += link_weight(s, home, b)
+    node, node_a, node_b = s.devices[home].node, s.devices[a].node, s.devices[b].node
+    if node_a != node_b:
+        if node_a != node and s.near[net, node_a] == 1:
+            links -= s.rules[0].entry
+        if enters and node_b != node and s.near[net, node_b] == 0:
+            links += s.rules[0].entry
+    return s.nets[net].size * links
+
+
 @compiled
 def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     """All users of a net on one device to its home or to where another user is."""
@@ -219,10 +249,7 @@ def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     b = home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
     if a == b:
         return
-    change = -s.nets[net].size * link_weight(s, home, a)
-    if s.count[net, b] == 0:
-        change += s.nets[net].size * link_weight(s, home, b)
-    work = np.int64(0)
+    change, work = line_change(s, net, a, b), np.int64(0)
     first = s.nets[net].first
     for pin in range(first, first + s.nets[net].users):
         other = s.pins[pin]
@@ -293,7 +320,10 @@ def try_homes(
     held_a, held_b = s.devices[a].tokens, s.devices[b].tokens
     over = token_excess(s, held_a - moving) + token_excess(s, held_b + moving)
     over -= token_excess(s, held_a) + token_excess(s, held_b)
-    change = token_price * over + home_change(s, token, a, b)
+    change = token_price * over
+    if change > bar:
+        return
+    change += home_change(s, token, a, b)
     if exchange:
         change += home_change(s, other, b, a)
     passes = change <= bar
@@ -382,8 +412,10 @@ def weighted_bytes(s: State) -> Any:
             weight = 1.0
             if node != s.devices[home].node:
                 weight += s.rules[0].farther
+                if s.near[net, node] > 0:
+                    links += s.rules[0].entry
             links += weight * s.near[net, node]
-        if s.count[net, home] > 0:
+        if s.used[net, home] > 0:
             links -= 1.0
         total += s.nets[net].size * links
     return total
@@ -405,53 +437,3 @@ def total_token_excess(s: State) -> Any:
     for device in range(s.devices.shape[0]):
         total += token_excess(s, s.devices[device].tokens)
     return total
-
-
-@compiled
-def relieve_tokens(s: State) -> Any:
-    """Move homes, alone or in exchange, until no device holds too many tokens, few bytes first.
-
-    Every step takes from the fullest device and lessens the excess of all together. Returns
-    whether none is left.
-    """
-    limit = s.rules[0].token_limit
-    while True:
-        a = 0
-        for device in range(s.devices.shape[0]):
-            if s.devices[device].tokens > s.devices[a].tokens:
-                a = device
-        excess = s.devices[a].tokens - limit
-        if excess <= 0:
-            return True
-        found, best_price, best_token, best_b, best_other = False, 0.0, 0, 0, -1
-        token = s.devices[a].a_token
-        for _ in range(s.devices[a].blocks):
-            size = s.tokens[token].tokens
-            for b in range(s.devices.shape[0]):
-                if b == a:
-                    continue
-                alone = home_change(s, token, U4(a), U4(b))
-                other = s.devices[b].a_token
-                for index in range(s.devices[b].blocks + 1):
-                    shed, change = size, alone
-                    if index > 0:
-                        shed -= s.tokens[other].tokens
-                    relief = min(shed, excess)
-                    relief -= max(s.devices[b].tokens + shed - limit, 0)
-                    relief += max(s.devices[b].tokens - limit, 0)
-                    if relief > 0:
-                        if index > 0:
-                            change += home_change(s, other, U4(b), U4(a))
-                        price = change / relief
-                        if not found or price < best_price:
-                            found, best_price = True, price
-                            best_token, best_b = token, b
-                            best_other = int(other) if index > 0 else -1
-                    if index > 0:
-                        other = s.tokens[other].next
-            token = s.tokens[token].next
-        if not found:
-            return False
-        set_home(s, U4(best_token), U4(best_b))
-        if best_other >= 0:
-            set_home(s, U4(best_other), U4(a))

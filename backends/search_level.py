@@ -112,9 +112,10 @@ def _net_bytes(
 def _pins(comps: Records, nets: Records) -> UIntArray:
     users = np.bincount(comps["row"], minlength=len(nets))
     users += np.bincount(comps["column"], minlength=len(nets))
+    nets["users"] = users
     nets["first"] = np.cumsum(users) - users
     pins = np.zeros(2 * len(comps), dtype=np.uint32)
-    fill_pins(comps, nets, pins)
+    fill_pins(comps["row"].copy(), comps["column"].copy(), np.cumsum(users) - users, pins)
     return pins
 
 

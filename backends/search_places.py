@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.search_kernels import relieve_tokens, settle_excess
+from dcp.backends.search_kernels import settle_excess
 from dcp.backends.search_level import Level
 from dcp.backends.search_packing import repacked
-from dcp.backends.search_seed_kernels import (
-    choose_homes,
-    count_users,
-    home_regret,
-    home_savings,
-)
+from dcp.backends.search_seed_kernels import choose_homes, count_users, ease
 from dcp.backends.search_state import DEVICE, NODE, RULES, Records, State
 from dcp.packing import tightest_load
 from dcp.placement import PlacementProblem
+
+_ENTRY_SHARE = 0.75
+"""Part of the weight of crossings that falls on a node's first device to need the bytes.
+
+The rest falls on each of them: whether bytes cross once and are relayed inside the node, or to
+each device alone, is the scheduler's choice.
+"""
 
 _LEAST_EXCESS = 0.2
 """Parts of a block that any excess counts at least, or the search would leave small ones."""
@@ -30,7 +32,8 @@ class Places:
 
     Attributes:
         nodes, per_node: Nodes, and devices in each.
-        farther: What a byte between nodes weighs beyond 1.
+        farther: What a byte weighs beyond 1 for each device of another node that needs it.
+        entry: What it weighs besides for each other node that needs it.
         device_limit, inside_factor, node_limit: Work: of a device, of a device against the mean
             of its node, of a node.
         token_limit: Tokens of a device.
@@ -39,6 +42,7 @@ class Places:
     nodes: int
     per_node: int
     farther: float
+    entry: float
     device_limit: float
     inside_factor: float
     node_limit: float
@@ -50,7 +54,8 @@ class Places:
         return cls(
             nodes=problem.cluster.nodes,
             per_node=problem.cluster.devices_per_node,
-            farther=inter_weight - 1.0,
+            farther=(1 - _ENTRY_SHARE) * (inter_weight - 1),
+            entry=_ENTRY_SHARE * (inter_weight - 1),
             device_limit=problem.overall_compute_limit,
             inside_factor=1 + problem.limits.intra_node,
             node_limit=problem.node_compute_limit,
@@ -62,69 +67,97 @@ class Places:
         """Every node as one device that holds as much as its devices together."""
         per_node = problem.cluster.devices_per_node
         limit = min(problem.node_compute_limit, per_node * problem.overall_compute_limit)
+        tight = tightest_load(problem.token_tokens, problem.cluster.nodes)
         return cls(
             nodes=problem.cluster.nodes,
             per_node=1,
             farther=0.0,
+            entry=0.0,
             device_limit=limit,
             inside_factor=1.0,
             node_limit=limit,
-            token_limit=per_node * problem.token_limit,
+            token_limit=min(tight, per_node * problem.token_limit),
         )
 
     def __len__(self) -> int:
         return self.nodes * self.per_node
 
-    def state(self, level: Level, device: IntArray, home: IntArray | None = None) -> State:
+    def state(
+        self,
+        level: Level,
+        device: IntArray,
+        home: IntArray | None = None,
+        node: IntArray | None = None,
+    ) -> State:
         """A placement to search from.
 
         Args:
             level: What is placed.
             device: Device of every computation, [C].
             home: Home of every token block, [T]; None for homes by regret within the limit.
+            node: Node where every token block should have its home if `home` is None, [T].
         """
         state = self._unsettled(level, device)
-        _settle(state, homes_by_regret(state) if home is None else home)
-        if not relieve_tokens(state):
-            saving = np.zeros((len(state.tokens), len(self)), dtype=np.int64)
-            home_savings(state, saving)
-            tokens = state.tokens["tokens"].copy()
-            home = repacked(state.tokens["home"].astype(np.int64), saving, tokens)
-            state = self._unsettled(level, device)
-            _settle(state, home)
+        limit, tokens = int(state.rules["token_limit"][0]), state.tokens["tokens"].astype(np.int64)
+        if home is None:
+            home = self._chosen_homes(state, tokens, limit, node)
+        held = np.zeros(len(self), dtype=np.int64)
+        np.add.at(held, home, tokens)
+        if held.max() > limit:
+            saving, home = savings(state), home.copy()
+            if not ease(saving, tokens, home, held, limit):
+                home = repacked(home, saving, tokens)
+        _settle(state, home)
         settle_excess(state)
         return state
 
+    def _chosen_homes(
+        self, state: State, tokens: IntArray, limit: int, node: IntArray | None
+    ) -> IntArray:
+        """Homes within the token limit where room is, in their nodes if these are given, [T]."""
+        saving = savings(state)
+        if node is None:
+            return _packed(saving, tokens, limit, np.zeros_like(tokens), len(self))
+        first = node * self.per_node
+        home = _packed(saving, tokens, limit, first, self.per_node)
+        held = np.bincount(home, weights=tokens, minlength=len(self)).reshape(self.nodes, -1)
+        for one in np.flatnonzero(held.max(axis=1) > limit).tolist():
+            mine, low = np.flatnonzero(node == one), one * self.per_node
+            inside = saving[mine, low : low + self.per_node]
+            home[mine] = low + repacked(home[mine] - low, inside, tokens[mine])
+        return home
+
     def _unsettled(self, level: Level, device: IntArray) -> State:
-        comps = level.comps.copy()
+        comps, count = level.comps.copy(), len(self)
         comps["device"] = device
-        devices = np.zeros(len(self), DEVICE)
-        devices["node"] = np.arange(len(self)) // self.per_node
+        devices, nodes = np.zeros(count, DEVICE), np.zeros(self.nodes, NODE)
+        devices["node"] = np.arange(count) // self.per_node
         np.add.at(devices["work"], device, comps["work"])
-        nodes = np.zeros(self.nodes, NODE)
         nodes["work"] = devices["work"].reshape(self.nodes, -1).sum(axis=1)
-        state = State(
+        used = np.zeros((len(level.nets), count), dtype=np.int16)
+        count_users(comps["row"].copy(), comps["column"].copy(), device, used)
+        near = (used > 0).reshape(-1, self.nodes, self.per_node).sum(axis=2, dtype=np.int16)
+        return State(
             comps=comps,
             nets=level.nets,
             pins=level.pins,
             tokens=level.tokens.copy(),
             devices=devices,
             nodes=nodes,
-            count=np.zeros((len(level.nets), len(self)), dtype=np.int16),
-            near=np.zeros((len(level.nets), self.nodes), dtype=np.int16),
+            used=used,
+            near=near,
             rules=self._rules(level),
             journal=np.zeros(2 * len(comps), dtype=np.uint32),
         )
-        count_users(comps, devices, state.count, state.near)
-        return state
 
     def _rules(self, level: Level) -> Records:
-        tokens, work = level.tokens["tokens"], level.comps["work"]
+        tokens, work = level.tokens["tokens"].astype(np.int64), level.comps["work"]
         limit = self.token_limit
         if int(tokens.max(initial=0)) * len(self) > int(tokens.sum()) // 2:
-            limit = max(limit, tightest_load(tokens.astype(np.int64), len(self)))
+            limit = max(limit, tightest_load(tokens, len(self)))
         rules = np.zeros(1, RULES)
         rules["farther"] = self.farther
+        rules["entry"] = self.entry
         rules["device_limit"] = self.device_limit
         rules["inside_factor"] = self.inside_factor
         rules["node_limit"] = self.node_limit
@@ -136,15 +169,33 @@ class Places:
         return rules
 
 
-def homes_by_regret(state: State) -> IntArray:
-    """Homes within the token limit where room is, those that matter most chosen first, [T]."""
-    regret = np.zeros(len(state.tokens))
-    home_regret(state, regret)
-    # Large blocks first, or they find no room among small ones.
-    order = np.lexsort((-regret, -state.tokens["tokens"]))
-    room = np.full(len(state.devices), int(state.rules["token_limit"][0]), dtype=np.int64)
-    home = np.zeros(len(state.tokens), dtype=np.int64)
-    choose_homes(state, order, room, home)
+def savings(state: State) -> IntArray:
+    """Weighted bytes that each home of each token block saves, whole, [T, D]."""
+    rules, tokens, groups = state.rules[0], len(state.tokens), int(state.rules["groups"][0])
+    shape = (2, tokens, groups)
+    size, used = state.nets["size"].reshape(shape), state.used.reshape(*shape, -1)
+    near = state.near.reshape(*shape, -1)
+    saved = np.zeros((tokens, used.shape[3]))
+    for side in range(2):
+        for group in range(groups):
+            at_node = near[side, :, group]
+            crossing = rules["farther"] * at_node + rules["entry"] * (at_node > 0)
+            links = np.repeat(crossing, used.shape[3] // near.shape[3], axis=1)
+            links += used[side, :, group] > 0
+            saved += links * size[side, :, group, None]
+    return np.asarray(saved.astype(np.int64))
+
+
+def _packed(
+    saving: IntArray, tokens: IntArray, limit: int, first: IntArray, choices: int
+) -> IntArray:
+    """Homes among some devices in a row, within the limit where room is, [T]."""
+    best = np.sort(saving, axis=1)[:, -2:]
+    # Large blocks first, or they find no room among small ones; then those that lose most.
+    order = np.lexsort((best[:, 0] - best[:, -1], -tokens))
+    home = np.zeros(len(tokens), dtype=np.int64)
+    room = np.full(saving.shape[1], limit, dtype=np.int64)
+    choose_homes(order, tokens, saving, first, first + choices, room, home)
     return home
 
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from dcp.backends.search_anneal import improved, score
 from dcp.backends.search_level import Level, Runs
 from dcp.backends.search_places import Places
 from dcp.backends.search_regroup import regrouped
-from dcp.backends.search_seeds import bisected
+from dcp.backends.search_seeds import bisected, dealt
 from dcp.backends.search_state import State
 from dcp.placement import Assignment, PlacementProblem
 
 _FEWEST_BLOCKS = 32
-"""No level has fewer token blocks than this or than places: too few cannot be balanced."""
+"""No level has fewer token blocks than this or than devices: too few cannot be balanced."""
 
-_COARSE_STEPS, _FINE_STEPS = 60_000, 60_000
-"""Moves a cycle of annealing, for as many computations as below or fewer."""
+_FEWEST_PER_NODE = 2
+"""Nodes are searched from so few token blocks a node on: whole sequences move first."""
+
+_NODE_STEPS, _SHORT_STEPS, _STEPS = 30_000, 40_000, 60_000
+"""Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
 _USUAL_COMPUTATIONS, _GROWTH = 4000, 0.75
-"""More computations take more moves, but not in proportion."""
+"""More computations than this take more moves, but not in proportion."""
 
-_HEATS, _SPARSE_HEATS, _SPARSE = (0.2, 0.8), (0.4, 1.6), 4.5
-"""Temperatures of the cycles in turn; higher ones where a net has few users on average."""
+_CYCLES = 2
+"""Cycles of annealing at a time; temperatures of the cycles in turn follow."""
 
-_NODES_FIRST = 3.0
-"""Weight of bytes between nodes from which nodes are worth a search of their own."""
+_HEATS, _SPARSE_HEATS = (0.2, 0.8), (0.4, 1.6)
+
+_SPARSE = 4.5
+"""A level is sparse where a net has fewer users on average, as under windows."""
 
 
 class Search:
@@ -42,78 +45,106 @@ class Search:
         self._problem = problem
         self._runs = Runs.of(problem)
         self._places = Places.devices_of(problem, inter_weight)
-        # Nodes are more than their devices only where there are several of several.
-        layered = self._places.nodes > 1 and self._places.per_node > 1
-        self._regroups = layered and inter_weight > 1
-        self._nodes_first = layered and inter_weight >= _NODES_FIRST
+        self._nodes = Places.nodes_of(problem)
+        # Nodes matter where there are several of several devices, and links that cost more.
+        self._by_nodes = min(self._places.nodes, self._places.per_node, inter_weight) > 1
         self._effort = problem.budget**0.5
         self._seed = problem.seed * 1000
 
     def run(self) -> Assignment:
         """The best answer found."""
-        lengths = self._lengths()
-        coarse, level = lengths[0], self._level(lengths[min(1, len(lengths) - 1)])
-        starts = [self._flat(coarse, level)]
-        if self._nodes_first:
-            starts.append(self._node_first(coarse, level))
-        best = min((self._annealed(start, 2, _FINE_STEPS) for start in starts), key=score)
-        best = self._annealed(self._regrouped(level, best), 2, _FINE_STEPS)
+        lengths = self._lengths(max(len(self._places), _FEWEST_BLOCKS))
+        coarse, level = self._level(lengths[0]), self._level(lengths[min(1, len(lengths) - 1)])
+        starts = (
+            self._node_starts(lengths[0], coarse, level)
+            if self._by_nodes
+            else [self._flat_start(coarse, level)]
+        )
+        if _is_sparse(level):
+            starts.append(self._places.state(level, *dealt(level, self._places)))
+        best = min((self._annealed(start, _SHORT_STEPS) for start in starts), key=score)
+        best = self._annealed(self._regrouped(level, best), _STEPS)
         for length in lengths[2:]:
             finer = self._level(length)
-            best = self._annealed(_passed_on(level, best, finer, self._places), 2, _FINE_STEPS)
+            best = self._annealed(_passed_on(level, best, finer, self._places), _STEPS)
             level = finer
         return _answer(level, best)
 
-    def _flat(self, length: int, finer: Level) -> State:
-        """All devices searched alike on a coarse level, then put into nodes."""
-        level, alike = self._level(length), replace(self._places, farther=0.0)
-        start = alike.state(level, bisected(level, alike))
-        best = self._regrouped(level, self._annealed(start, 2, _COARSE_STEPS))
-        return _passed_on(level, best, finer, self._places)
+    def _flat_start(self, coarse: Level, level: Level) -> State:
+        """Devices cut apart and annealed on the coarse level."""
+        start = self._places.state(coarse, bisected(coarse, self._places))
+        return _passed_on(coarse, self._annealed(start, _STEPS), level, self._places)
 
-    def _node_first(self, length: int, finer: Level) -> State:
-        """Nodes searched first, as if they were devices; then each node cut into its devices.
+    def _node_starts(self, length: int, coarse: Level, level: Level) -> list[State]:
+        """Nodes searched first, then cut into devices: on the coarse level, and on the next.
 
-        Head groups stay together here: parting them inside a node costs no byte between nodes.
+        Args:
+            length: Blocks merged on the coarse level.
+            coarse: Where devices of the first start are annealed before they are passed on.
+            level: Level of the starts.
         """
-        nodes = Places.nodes_of(self._problem)
-        level, tied = self._level(length, tied=True), self._tied(finer)
-        start = nodes.state(level, bisected(level, nodes))
-        best = self._annealed(start, 2, _COARSE_STEPS)
-        best = self._annealed(_passed_on(level, best, tied, nodes), 2, _COARSE_STEPS)
-        home, node = finer.lowered(_answer(tied, best))
-        device = bisected(finer, self._places, node, home[finer.nets["token"]])
-        return self._places.state(finer, device)
+        answer = None
+        for each in self._lengths(_FEWEST_PER_NODE * len(self._nodes)):
+            if each >= length:
+                answer = self._nodes_annealed(self._level(each), answer)
+        if answer is None:
+            answer = self._nodes_annealed(coarse, None)
+        first = self._annealed(self._cut_nodes(coarse, answer), _SHORT_STEPS)
+        answer = self._nodes_annealed(level, answer)
+        return [
+            _passed_on(coarse, first, level, self._places),
+            self._cut_nodes(level, answer),
+        ]
+
+    def _nodes_annealed(self, level: Level, answer: Assignment | None) -> Assignment:
+        """An answer in nodes; head groups stay together, as parting them in a node costs little."""
+        tied = Level.of(self._problem, level.token_of, np.zeros_like(level.group_of))
+        if answer is None:
+            state = self._nodes.state(tied, bisected(tied, self._nodes))
+        else:
+            home, node = tied.lowered(answer)
+            state = self._nodes.state(tied, node, home)
+        return _answer(tied, self._annealed(state, _NODE_STEPS))
+
+    def _cut_nodes(self, level: Level, answer: Assignment) -> State:
+        """What each node computes, cut into its devices; homes stay in their nodes."""
+        home, node = level.lowered(answer)
+        device = bisected(level, self._places, node, home[level.nets["token"]])
+        return self._places.state(level, device, node=home)
 
     def _regrouped(self, level: Level, state: State) -> State:
-        if not self._regroups:
+        if not self._by_nodes:
             return state
         number = regrouped(state, self._places)
         home, device = number[state.tokens["home"]], number[state.comps["device"]]
-        return self._places.state(level, device, home)
+        return min(state, self._places.state(level, device, home), key=score)
 
-    def _annealed(self, state: State, cycles: int, steps: int) -> State:
+    def _annealed(self, state: State, steps: int) -> State:
         self._seed += 1
-        count, nets = len(state.comps), len(state.nets)
-        hot = _SPARSE_HEATS if 2 * count < _SPARSE * nets else _HEATS
-        heats = [hot[index % 2] for index in range(max(1, round(cycles * self._effort)))]
-        growth = max(1.0, count / _USUAL_COMPUTATIONS) ** _GROWTH
-        return improved(state, heats, max(1, round(steps * growth * self._effort)), self._seed)
+        hot = _SPARSE_HEATS if _is_sparse(state) else _HEATS
+        cycles = max(1, round(_CYCLES * self._effort))
+        growth = max(1.0, len(state.comps) / _USUAL_COMPUTATIONS) ** _GROWTH
+        return improved(
+            state,
+            [hot[cycle % len(hot)] for cycle in range(cycles)],
+            max(1, round(steps * growth * self._effort)),
+            self._seed,
+        )
 
-    def _lengths(self) -> list[int]:
+    def _lengths(self, fewest: int) -> list[int]:
         """Numbers of blocks merged at the levels, falling to 1."""
-        lengths, fewest = [1], max(len(self._places), _FEWEST_BLOCKS)
+        lengths = [1]
         while fewest <= self._runs.count(2 * lengths[-1]) < self._runs.count(lengths[-1]):
             lengths.append(2 * lengths[-1])
         return lengths[::-1]
 
-    def _level(self, length: int, tied: bool = False) -> Level:
+    def _level(self, length: int) -> Level:
         groups = self._problem.data_bytes.shape[2]
-        group_of = np.zeros(groups, dtype=np.int64) if tied else np.arange(groups)
-        return Level.of(self._problem, self._runs.merged(length), group_of)
+        return Level.of(self._problem, self._runs.merged(length), np.arange(groups))
 
-    def _tied(self, level: Level) -> Level:
-        return Level.of(self._problem, level.token_of, np.zeros_like(level.group_of))
+
+def _is_sparse(one: Level | State) -> bool:
+    return 2 * len(one.comps) < _SPARSE * len(one.nets)
 
 
 def _answer(level: Level, state: State) -> Assignment:

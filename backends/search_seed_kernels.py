@@ -4,109 +4,138 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from dcp.backends.search_compile import compiled, inlined
-from dcp.backends.search_state import State
+from dcp.backends.search_compile import compiled
 
 
 @compiled
-def count_users(comps: Any, devices: Any, count: Any, near: Any) -> None:
-    """Fill `State.count` and `State.near`, which come all 0."""
-    for comp in range(comps.shape[0]):
-        device = comps[comp].device
-        for side in range(2):
-            net = comps[comp].row if side == 0 else comps[comp].column
-            if count[net, device] == 0:
-                near[net, devices[device].node] += 1
-            count[net, device] += 1
-
-
-@compiled
-def fill_pins(comps: Any, nets: Any, pins: Any) -> None:
-    """List the computations of every net; `nets.first` is set, `nets.users` comes all 0."""
-    for comp in range(comps.shape[0]):
-        for side in range(2):
-            net = comps[comp].row if side == 0 else comps[comp].column
-            pins[nets[net].first + nets[net].users] = comp
-            nets[net].users += 1
-
-
-@inlined
-def home_cost(s: State, token: Any, device: Any) -> Any:
-    """Weighted bytes of a token block's nets, up to a constant, with this home."""
-    groups, farther = s.rules[0].groups, s.rules[0].farther
-    node = s.devices[device].node
-    cost = 0.0
-    for side in range(2):
-        first = (side * s.tokens.shape[0] + token) * groups
-        for net in range(first, first + groups):
-            links = farther * s.near[net, node]
-            if s.count[net, device] > 0:
-                links += 1.0
-            cost -= s.nets[net].size * links
-    return cost
-
-
-@compiled
-def home_regret(s: State, regret: Any) -> None:
-    """Weighted bytes between the best and the second-best home of every token block, [T]."""
-    for token in range(s.tokens.shape[0]):
-        best = second = 0.0
-        for device in range(s.devices.shape[0]):
-            cost = home_cost(s, token, device)
-            if cost < best:
-                best, second = cost, best
-            elif cost < second:
-                second = cost
-        regret[token] = second - best
-
-
-@compiled
-def home_savings(s: State, saving: Any) -> None:
-    """Weighted bytes that each home of each token block saves, whole, [T, D]."""
-    for token in range(s.tokens.shape[0]):
-        for device in range(s.devices.shape[0]):
-            saving[token, device] = np.int64(-home_cost(s, token, device))
-
-
-@compiled
-def choose_homes(s: State, order: Any, room: Any, home: Any) -> None:
-    """Give token blocks in this order to the cheapest device with room, or the emptiest one.
+def fill_pins(rows: Any, columns: Any, filled: Any, pins: Any) -> None:
+    """List the computations of every net.
 
     Args:
-        s: State whose counts are right; its homes are not read.
+        rows, columns: Nets of every computation, [C].
+        filled: Where the list of every net begins, [nets]; ends where it ends.
+        pins: Receives the computations, [2·C].
+    """
+    for comp in range(rows.shape[0]):
+        pins[filled[rows[comp]]] = comp
+        filled[rows[comp]] += 1
+        pins[filled[columns[comp]]] = comp
+        filled[columns[comp]] += 1
+
+
+@compiled
+def count_users(rows: Any, columns: Any, device: Any, used: Any) -> None:
+    """Count the computations with each net on each device.
+
+    Args:
+        rows, columns: Nets of every computation, [C].
+        device: Device of every computation, [C].
+        used: Zeros, [nets, D].
+    """
+    for comp in range(rows.shape[0]):
+        used[rows[comp], device[comp]] += 1
+        used[columns[comp], device[comp]] += 1
+
+
+@compiled
+def choose_homes(
+    order: Any, tokens: Any, saving: Any, first: Any, last: Any, room: Any, home: Any
+) -> None:
+    """Give token blocks in this order to the device with room that saves most, or the emptiest.
+
+    Args:
         order: Token blocks, [T].
+        tokens: Tokens of each, [T].
+        saving: What each home of each token block saves, [T, D].
+        first, last: Devices first … last - 1 may be the home of each token block, [T].
         room: Tokens that each device may still take, [D]; changed in place.
         home: Receives the homes, [T].
     """
     for index in range(order.shape[0]):
         token = order[index]
-        size = s.tokens[token].tokens
-        best, best_cost, emptiest = -1, 0.0, 0
-        for device in range(s.devices.shape[0]):
+        best, emptiest = -1, first[token]
+        for device in range(first[token], last[token]):
             if room[device] > room[emptiest]:
                 emptiest = device
-            if room[device] < size:
-                continue
-            cost = home_cost(s, token, device)
-            if best < 0 or cost < best_cost:
-                best, best_cost = device, cost
+            fits = room[device] >= tokens[token]
+            if fits and (best < 0 or saving[token, device] > saving[token, best]):
+                best = device
         if best < 0:
             best = emptiest
         home[token] = best
-        room[best] -= size
+        room[best] -= tokens[token]
+
+
+@compiled
+def ease(saving: Any, tokens: Any, home: Any, held: Any, limit: Any) -> Any:
+    """Move homes, alone or in exchange, until no device holds too many tokens, few bytes first.
+
+    Every step takes from the fullest device and lessens the excess of all together. Of many
+    token blocks only some, evenly spread, are tried in exchange.
+
+    Args:
+        saving: What each home of each token block saves, [T, D].
+        tokens: Tokens of each token block, [T].
+        home, held: Homes, [T], and tokens of every device, [D]; changed in place.
+        limit: Most tokens of a device.
+    Returns:
+        Whether no device holds too many; otherwise exchanges got stuck.
+    """
+    count = tokens.shape[0]
+    stride = 1 + count // 512
+    while True:
+        full = 0
+        for device in range(held.shape[0]):
+            if held[device] > held[full]:
+                full = device
+        excess = held[full] - limit
+        if excess <= 0:
+            return True
+        best_price, best_token, best_target, best_other = 0.0, -1, -1, -1
+        for token in range(count):
+            if home[token] != full:
+                continue
+            # The first numbers are devices, for moves that exchange nothing.
+            for number in range(held.shape[0] + count // stride):
+                shed, target, loss, other = tokens[token], number, saving[token, full], -1
+                if number >= held.shape[0]:
+                    other = (number - held.shape[0]) * stride + token % stride
+                    target = home[other]
+                    shed -= tokens[other]
+                    loss += saving[other, target] - saving[other, full]
+                if target == full or shed <= 0:
+                    continue
+                relief = min(shed, excess) - max(held[target] + shed - limit, 0)
+                relief += max(held[target] - limit, 0)
+                if relief <= 0:
+                    continue
+                price = (loss - saving[token, target]) / relief
+                if best_token < 0 or price < best_price:
+                    best_price, best_token = price, token
+                    best_target, best_other = target, other
+        if best_token < 0:
+            return False
+        shed = tokens[best_token]
+        home[best_token] = best_target
+        if best_other >= 0:
+            home[best_other] = full
+            shed -= tokens[best_other]
+        held[full] -= shed
+        held[best_target] += shed
 
 
 @compiled
 def bisect(
-    comps: Any,
-    nets: Any,
+    rows: Any,
+    columns: Any,
+    work: Any,
+    size: Any,
     orders: Any,
     parts: Any,
     per_node: Any,
     anchor: Any,
     farther: Any,
+    device: Any,
     stamp: Any,
     left: Any,
     scratch: Any,
@@ -117,16 +146,17 @@ def bisect(
     before a node is cut.
 
     Args:
-        comps: Receives the devices.
-        nets: Their sizes weigh the cuts.
+        rows, columns, work: Of every computation, [C].
+        size: Bytes of every net, [nets].
         orders: Computations in some orders, [orders, C]; each part is one range of all of them.
         parts: A stack of (begin, end, first device, device after the last), [D + parts, 4];
             it starts with the rows up to the first whose last entry is 0.
         per_node: Devices a node.
         anchor: Node of the home of every net, or −1, [nets]; elsewhere its bytes weigh
             `farther` more.
-        farther: See `State.rules`.
-        stamp: Zeros, int64 [nets].
+        farther: See `Places`.
+        device: Receives the devices, [C].
+        stamp: Zeros, [nets].
         left, scratch: Room, [C].
     """
     top = 0
@@ -138,37 +168,37 @@ def bisect(
         begin, end, first, last = parts[top, 0], parts[top, 1], parts[top, 2], parts[top, 3]
         if last - first <= 1 or end - begin == 0:
             for index in range(begin, end):
-                comps[orders[0, index]].device = first
+                device[orders[0, index]] = first
             continue
         unit = per_node if last - first > per_node else 1
         middle = first + (last - first) // unit // 2 * unit
-        work = 0.0
+        total = 0.0
         for index in range(begin, end):
-            work += comps[orders[0, index]].work
-        target = work * (middle - first) / (last - first)
+            total += work[orders[0, index]]
+        target = total * (middle - first) / (last - first)
         best, best_cut, best_bytes = 0, begin, 0.0
         for axis in range(orders.shape[0]):
             tag += 2
             cut, done = begin, 0.0
             while cut < end:
                 comp = orders[axis, cut]
-                if done + 0.5 * comps[comp].work > target:
+                if done + 0.5 * work[comp] > target:
                     break
-                done += comps[comp].work
-                stamp[comps[comp].row] = tag
-                stamp[comps[comp].column] = tag
+                done += work[comp]
+                stamp[rows[comp]] = tag
+                stamp[columns[comp]] = tag
                 cut += 1
             cut_bytes = 0.0
             for index in range(cut, end):
                 comp = orders[axis, index]
                 for side in range(2):
-                    net = comps[comp].row if side == 0 else comps[comp].column
+                    net = rows[comp] if side == 0 else columns[comp]
                     if stamp[net] == tag:
                         stamp[net] = tag + 1
                         weight = 1.0
                         if anchor[net] >= 0 and anchor[net] != first // per_node:
                             weight += farther
-                        cut_bytes += weight * nets[net].size
+                        cut_bytes += weight * size[net]
             if axis == 0 or cut_bytes < best_bytes:
                 best, best_cut, best_bytes = axis, cut, cut_bytes
         for index in range(begin, end):
@@ -189,65 +219,3 @@ def bisect(
         parts[top + 1, 0], parts[top + 1, 1] = best_cut, end
         parts[top + 1, 2], parts[top + 1, 3] = middle, last
         top += 2
-
-
-@compiled
-def tally_traffic(s: State, traffic: Any) -> None:
-    """Bytes between every two devices, both directions together, [D, D], which comes all 0."""
-    for net in range(s.nets.shape[0]):
-        home = s.tokens[s.nets[net].token].home
-        for device in range(s.devices.shape[0]):
-            if device != home and s.count[net, device] > 0:
-                traffic[home, device] += s.nets[net].size
-                traffic[device, home] += s.nets[net].size
-
-
-@inlined
-def fits(s: State, members: Any, node: Any, leaving: Any, joining: Any) -> Any:
-    """Whether a node holds its limits of work with one device exchanged for another."""
-    total, most = s.devices[joining].work, s.devices[joining].work
-    for index in range(members.shape[1]):
-        device = members[node, index]
-        if device != leaving:
-            total += s.devices[device].work
-            most = max(most, s.devices[device].work)
-    limit = min(s.rules[0].device_limit, s.rules[0].inside_factor * total / members.shape[1])
-    return total <= s.rules[0].node_limit and most <= limit
-
-
-@compiled
-def exchange_devices(s: State, traffic: Any, with_node: Any, node: Any, members: Any) -> None:
-    """Exchange devices of different nodes as long as that saves bytes between nodes.
-
-    Args:
-        s: For the work of the devices and its limits.
-        traffic: Bytes between every two devices, [D, D].
-        with_node: Bytes between every device and every node, [D, nodes]; kept up to date.
-        node: Node of every device, [D]; changed in place.
-        members: Devices of every node, [nodes, per node]; changed in place.
-    """
-    count = traffic.shape[0]
-    changed = True
-    while changed:
-        changed = False
-        for a in range(count):
-            for b in range(a + 1, count):
-                node_a, node_b = node[a], node[b]
-                if node_a == node_b:
-                    continue
-                saved = with_node[a, node_b] + with_node[b, node_a]
-                saved -= with_node[a, node_a] + with_node[b, node_b] + 2 * traffic[a, b]
-                if saved <= 0:
-                    continue
-                if not (fits(s, members, node_a, a, b) and fits(s, members, node_b, b, a)):
-                    continue
-                for index in range(members.shape[1]):
-                    if members[node_a, index] == a:
-                        members[node_a, index] = b
-                    if members[node_b, index] == b:
-                        members[node_b, index] = a
-                node[a], node[b] = node_b, node_a
-                for other in range(count):
-                    with_node[other, node_a] += traffic[other, b] - traffic[other, a]
-                    with_node[other, node_b] += traffic[other, a] - traffic[other, b]
-                changed = True

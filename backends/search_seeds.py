@@ -1,4 +1,4 @@
-"""Starting points of the search: the computations cut in two again and again."""
+"""Starting points of the search."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def bisected(
         node: Node of every computation where that is settled already, [C].
         net_node: Node of the home of every net, [nets]; goes with `node`.
     """
-    comps, count = level.comps.copy(), len(level.comps)
-    orders = _orders(level)
+    count, orders = len(level.comps), _orders(level)
     parts = np.zeros((len(places) + places.nodes + 1, 4), dtype=np.int64)
     if node is None:
         parts[0] = 0, count, 0, len(places)
@@ -33,22 +32,39 @@ def bisected(
         orders = np.stack([order[np.argsort(node[order], kind="stable")] for order in orders])
         ends = np.cumsum(np.bincount(node, minlength=places.nodes))
         first = np.arange(places.nodes) * places.per_node
-        parts[: places.nodes] = np.stack(
-            [np.concatenate([[0], ends[:-1]]), ends, first, first + places.per_node], axis=1
-        )
+        begins = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+        parts[: places.nodes] = np.stack([begins, ends, first, first + places.per_node], axis=1)
+    nets = len(level.nets)
+    device = np.zeros(count, dtype=np.int64)
     bisect(
-        comps,
-        level.nets,
+        level.comps["row"].astype(np.int64),
+        level.comps["column"].astype(np.int64),
+        level.comps["work"].astype(np.float64),
+        level.nets["size"].copy(),
         orders,
         parts,
         places.per_node,
-        np.full(len(level.nets), -1) if net_node is None else net_node,
-        places.farther,
-        np.zeros(len(level.nets), dtype=np.int64),
-        np.zeros(count, dtype=np.uint8),
+        np.full(nets, -1) if net_node is None else net_node,
+        places.farther + places.entry,
+        device,
+        np.zeros(nets, dtype=np.int64),
+        np.zeros(count, dtype=np.bool_),
         np.zeros(count, dtype=np.int64),
     )
-    return comps["device"].astype(np.int64)
+    return device
+
+
+def dealt(level: Level, places: Places) -> tuple[IntArray, IntArray]:
+    """Equal runs of tokens to devices in order, every computation at the home of its queries.
+
+    Returns:
+        Devices of the computations, [C], and homes of the token blocks, [T].
+    """
+    tokens = level.tokens["tokens"]
+    middle = np.cumsum(tokens) - tokens / 2
+    home = np.minimum(middle * len(places) // max(int(tokens.sum()), 1), len(places) - 1)
+    home = home.astype(np.int64)
+    return home[level.nets["token"][level.comps["row"]]], home
 
 
 def _orders(level: Level) -> IntArray:

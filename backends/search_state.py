@@ -32,10 +32,12 @@ DEVICE = np.dtype(
     [("work", "i8"), ("tokens", "i8"), ("node", "u4"), ("a_token", "u4"), ("blocks", "i8")]
 )
 NODE = np.dtype([("work", "i8"), ("excess", "f8")])
-# `farther` is what a byte between nodes weighs beyond the 1 of a byte between devices.
+# A byte weighs 1 for each device that needs it away from its home, `farther` more if that is in
+# another node, and `entry` more for each such node.
 RULES = np.dtype(
     [
         ("farther", "f8"),
+        ("entry", "f8"),
         ("device_limit", "f8"),
         ("inside_factor", "f8"),
         ("node_limit", "f8"),
@@ -58,7 +60,7 @@ class State(NamedTuple):
         tokens: [T] of TOKEN.
         devices: [D] of DEVICE.
         nodes: [nodes] of NODE.
-        count: Computations with each net on each device, [nets, D].
+        used: Computations with each net on each device, [nets, D].
         near: Devices of each node that compute with a net, [nets, nodes].
         rules: [1] of RULES.
         journal: Room for the computations of a move that may be undone, [2·C].
@@ -70,7 +72,7 @@ class State(NamedTuple):
     tokens: Records
     devices: Records
     nodes: Records
-    count: npt.NDArray[np.int16]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    used: npt.NDArray[np.int16]
     near: npt.NDArray[np.int16]
     rules: Records
     journal: UIntArray
