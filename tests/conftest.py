@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import setuptools  # noqa: F401 - replaces distutils, so it comes before all that imports that
 from hypothesis import HealthCheck, settings
 
 from dcp import registry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from setuptools import Distribution
-from setuptools.config.pyprojecttoml import apply_configuration, read_configuration
+from setuptools.config.pyprojecttoml import read_configuration
 
 from dcp import registry
 
@@ -58,19 +58,29 @@ def test_kernels_folder_shadows_no_package_of_that_name() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
-@pytest.fixture
-def distribution(monkeypatch: pytest.MonkeyPatch) -> Distribution:
+# In a process of its own: setuptools replaces distutils, and must come before all else does.
+_READ_AS_FOR_A_WHEEL = """
+import json
+from setuptools import Distribution
+from setuptools.config.pyprojecttoml import apply_configuration
+
+distribution = apply_configuration(Distribution({"script_name": "setup.py"}), "pyproject.toml")
+build = distribution.get_command_obj("build_py")
+build.ensure_finalized()
+print(json.dumps({"modules": build.find_all_modules(), "data": distribution.package_data}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Any:
     """What setuptools reads from pyproject.toml, as it would to build a wheel."""
-    monkeypatch.chdir(ROOT)
-    return apply_configuration(Distribution({"script_name": "setup.py"}), ROOT / "pyproject.toml")
+    command = [sys.executable, "-W", "ignore", "-c", _READ_AS_FOR_A_WHEEL]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(found.stdout.splitlines()[-1])
 
 
-def test_wheel_holds_every_module_once_under_dcp(distribution: Distribution) -> None:
-    build = distribution.get_command_obj("build_py")
-    build.ensure_finalized()
-    shipped = [
-        (f"{package}.{name}", Path(file)) for package, name, file in build.find_all_modules()
-    ]
+def test_wheel_holds_every_module_once_under_dcp(wheel: Any) -> None:
+    shipped = [(f"{package}.{name}", ROOT / file) for package, name, file in wheel["modules"]]
     expected = sorted(
         path.resolve() for path in _sources() if path.relative_to(ROOT).parts[0] in ("dcp", *LINKED)
     )
@@ -79,8 +89,8 @@ def test_wheel_holds_every_module_once_under_dcp(distribution: Distribution) -> 
     assert any(module.startswith("dcp.kernels.") for module, _ in shipped)
 
 
-def test_wheel_is_marked_as_typed(distribution: Distribution) -> None:
-    assert "py.typed" in distribution.package_data["dcp"]
+def test_wheel_is_marked_as_typed(wheel: Any) -> None:
+    assert "py.typed" in wheel["data"]["dcp"]
     assert (ROOT / "dcp" / "py.typed").is_file()
 
 
