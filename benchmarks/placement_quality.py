@@ -1,0 +1,156 @@
+"""Bytes of our placements beside what was reached before and beside the solvers' placements.
+
+    python benchmarks/placement_quality.py batches.json --solvers
+    python benchmarks/placement_quality.py batches.json --paper-limits --solvers --most 8
+
+`batches.json` is {"families": {name: [lengths, ...]}}. A cell is total MB / MB between nodes
+(each node that needs a data block counted once) / the same counted for each device; "!" marks
+cells with placements outside a limit, and how many. Forward bytes, means over the batches of a
+family. Times are CPU milliseconds of this process and its children.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import dcp
+from dcp import registry
+from dcp.cutting import cut
+from dcp.placement import Limits, Placement, PlacementProblem, evaluate
+
+CLUSTERS = {
+    "8x2": dcp.Cluster(nodes=8, devices_per_node=2),
+    "4x8": dcp.Cluster(nodes=4, devices_per_node=8),
+}
+MASKS: dict[str, Callable[[], dcp.masks.Mask]] = {
+    "causal": dcp.masks.causal,
+    "lambda": lambda: dcp.masks.lambda_mask(64, 4096),
+    "blockwise": lambda: dcp.masks.causal_blockwise(256, 2),
+    "question": lambda: dcp.masks.shared_question(question_fraction=0.2, answers=4),
+}
+HEADS = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
+TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
+
+# Total MB that an earlier prototype reached on the first batch of a family, blocks of 2048,
+# under TIGHT: in about 30 ms of search, and at best.
+BEFORE = {
+    ("ldc_like_x1", "8x2", "causal"): (319, 283),
+    ("ldc_like_x1", "8x2", "lambda"): (101, 85),
+    ("ldc_like_x1", "4x8", "causal"): (620, 537),
+    ("ldc_like_x1", "4x8", "lambda"): (265, 254),
+    ("longalign_like", "8x2", "causal"): (326, 281),
+    ("longalign_like", "8x2", "lambda"): (102, 84),
+    ("longalign_like", "4x8", "causal"): (589, 532),
+    ("longalign_like", "4x8", "lambda"): (280, 263),
+    ("single_long", "8x2", "causal"): (1083, 1026),
+    ("single_long", "8x2", "lambda"): (94, 94),
+    ("single_long", "4x8", "causal"): (1753, 1675),
+    ("single_long", "4x8", "lambda"): (193, 193),
+}
+
+
+class Result(NamedTuple):
+    """What one placement costs."""
+
+    total: float
+    between_nodes: float
+    by_device: float
+    infeasible: float
+    cpu_ms: float
+
+
+def crossing_by_device(problem: PlacementProblem, placement: Placement) -> int:
+    """Bytes × devices that need them in other nodes than their home's."""
+    node_of, crossing = problem.cluster.device_node, 0
+    for size, block in (
+        (problem.q_side_bytes, problem.comp_q),
+        (problem.kv_side_bytes, problem.comp_kv),
+    ):
+        away = node_of[placement.comp_device] != node_of[placement.token_home[block]]
+        needed = np.stack([block, problem.comp_group, placement.comp_device], axis=1)[away]
+        needed = np.unique(needed, axis=0)
+        crossing += int(size[needed[:, 0], needed[:, 1]].sum())
+    return crossing
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of its finished children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def placed(problem: PlacementProblem, request: str) -> Result:
+    """Place a problem and measure the answer."""
+    partitioner = registry.create("partitioners", request)
+    begin = cpu_s()
+    answer = partitioner.place(problem)
+    spent = cpu_s() - begin
+    placement = evaluate(problem, answer)
+    return Result(
+        placement.volume_bytes / 1e6,
+        placement.inter_node_bytes / 1e6,
+        crossing_by_device(problem, placement) / 1e6,
+        float(not placement.feasible),
+        spent * 1e3,
+    )
+
+
+def cells(results: Sequence[Result]) -> tuple[str, str]:
+    """Volumes and time of a family, as shown."""
+    mean = Result(*np.mean(results, axis=0))
+    over = sum(one.infeasible for one in results)
+    mark = f" !{over:.0f}" if over else ""
+    volumes = f"{mean.total:.0f} / {mean.between_nodes:.0f} / {mean.by_device:.0f}{mark}"
+    return volumes, f"{mean.cpu_ms:.0f}"
+
+
+def main(
+    batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
+    partitioner: Annotated[str, typer.Option(help="ours")] = "local_search",
+    block_size: Annotated[int, typer.Option()] = 2048,
+    budget: Annotated[float, typer.Option(help="effort of ours")] = 1.0,
+    most: Annotated[int, typer.Option(help="batches of a family")] = 1,
+    paper_limits: Annotated[bool, typer.Option(help="0.4 between nodes, 0.1 inside")] = False,
+    solvers: Annotated[bool, typer.Option(help="KaHyPar and Mt-KaHyPar too")] = False,
+) -> None:
+    """Print one row for each family, cluster and mask."""
+    families = json.loads(batches.read_text())["families"]
+    limits = Limits() if paper_limits else TIGHT
+    others = [name for name in ("kahypar", "mtkahypar") if solvers and find_spec(name)]
+    table = Table(title=f"MB forward, blocks of {block_size}, {limits}")
+    columns = ("family", "cluster", "mask", "before", partitioner, "ms")
+    for column in (*columns, *(each for name in others for each in (name, "ms"))):
+        table.add_column(column, justify="right")
+    for (family, lengths), cluster, mask in itertools.product(families.items(), CLUSTERS, MASKS):
+        problems = [
+            PlacementProblem.of(
+                cut(dcp.Batch(one, mask=MASKS[mask]()), HEADS, block_size),
+                CLUSTERS[cluster],
+                limits=limits,
+                budget=budget,
+            )
+            for one in lengths[:most]
+        ]
+        comparable = most == 1 and block_size == 2048 and not paper_limits
+        known = BEFORE.get((family, cluster, mask)) if comparable else None
+        placed(problems[0], partitioner)  # compiled code is loaded before time counts
+        row = [family, cluster, mask, " / ".join(map(str, known or ()))]
+        for request in (partitioner, *others):
+            row += cells([placed(problem, request) for problem in problems])
+        table.add_row(*row)
+    Console(width=40 * (3 + len(others))).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
