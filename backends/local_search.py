@@ -11,7 +11,10 @@ from dcp.arrays import IntArray
 from dcp.backends.answers import trivial_answer
 from dcp.backends.repair import repair
 from dcp.errors import SpecError
-from dcp.placement import Assignment, Partitioner, PlacementProblem, evaluate
+from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem, evaluate
+
+_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 4.0
+"""Weights of bytes between nodes, by what the limits ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,10 @@ class LocalSearch(Partitioner):
     compiled by numba on first use, which takes some seconds once a machine.
 
     Args:
-        inter_weight: What a byte between nodes costs, where one inside a node costs 1. The
-            default saves the crossings that cost next to no other bytes; from 4 on, nodes are
-            searched first and fewer bytes cross for more bytes in all.
+        inter_weight: What a byte between nodes costs, where one inside a node costs 1. More lets
+            fewer bytes cross, for more bytes in all. None: 1.25 under a limit over all devices,
+            which saves the crossings that cost next to no other bytes; 4 without one, where
+            nodes may be uneven for the sake of crossings.
 
     Raises:
         SpecError: a weight below 1 or not finite.
@@ -33,12 +37,13 @@ class LocalSearch(Partitioner):
 
     name: ClassVar[str] = "local_search"
 
-    inter_weight: float = 1.25
+    inter_weight: float | None = None
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.inter_weight) and self.inter_weight >= 1):
+        weight = self.inter_weight
+        if weight is not None and not (np.isfinite(weight) and weight >= 1):
             raise SpecError(
-                f"inter_weight is {self.inter_weight}; it must be finite and 1 or more "
+                f"inter_weight is {weight}; it must be finite and 1 or more "
                 "(1: all links cost the same)"
             )
 
@@ -50,10 +55,15 @@ class LocalSearch(Partitioner):
         # Importing numba takes 0.2 s, which importing dcp must not cost.
         from dcp.backends.search_plan import Search
 
-        found = Search(problem, self.inter_weight).run()
+        found = Search(problem, self._weight(problem.limits)).run()
         if _holds_what_is_asked(problem, found):
             return found
         return _first_feasible(problem, found)
+
+    def _weight(self, limits: Limits) -> float:
+        if self.inter_weight is not None:
+            return self.inter_weight
+        return _UNEVEN_NODES if limits.device is None else _EVEN_DEVICES
 
 
 def _first_feasible(problem: PlacementProblem, found: Assignment) -> Assignment:
