@@ -18,6 +18,9 @@ _FEWEST_BLOCKS = 32
 _FEWEST_PER_NODE = 2
 """Nodes are searched from so few token blocks a node on: whole sequences move first."""
 
+_MOST_GROUPS = 8
+"""Head groups placed apart; of more groups some stay together, as time grows with them."""
+
 _NODE_STEPS, _SHORT_STEPS, _STEPS = 30_000, 40_000, 60_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
@@ -140,7 +143,9 @@ class Search:
 
     def _level(self, length: int) -> Level:
         groups = self._problem.data_bytes.shape[2]
-        return Level.of(self._problem, self._runs.merged(length), np.arange(groups))
+        apart = max(one for one in range(1, _MOST_GROUPS + 1) if groups % one == 0)
+        group_of = np.arange(groups) * apart // groups
+        return Level.of(self._problem, self._runs.merged(length), group_of)
 
 
 def _is_sparse(one: Level | State) -> bool:
