@@ -114,9 +114,13 @@ def test_an_accumulator_is_begun_once_and_targets_cover_the_call(name: str) -> N
 
 def test_a_causal_sequence_on_one_rank_is_one_call_a_head_group() -> None:
     plan = dcp.plan(
-        dcp.Batch([160]), SPEC, dcp.Cluster(devices_per_node=1), block_size=16, partitioner="greedy",
+        dcp.Batch([160]),
+        SPEC,
+        dcp.Cluster(devices_per_node=1),
+        block_size=16,
+        partitioner="greedy",
         scheduler="sequential",
-    )  # fmt: skip
+    )
     for program in programs(plan):
         ((_, calls),) = compiled(plan, program)
         assert [call.group for call in calls] == [0, 1]
