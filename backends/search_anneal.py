@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
-from dcp.backends.search_kernels import (
-    anneal,
-    total_token_excess,
-    total_work_excess,
-    weighted_bytes,
-)
+from dcp.backends.search_kernels import anneal
 from dcp.backends.search_state import State
 
 _STAGES = 48
@@ -31,31 +27,57 @@ def shares(users: float) -> IntArray:
     return np.array([226 - 2 * lines, 226 - lines, 256 - lines])
 
 
-def unit_bytes(state: State) -> float:
-    """What temperatures are measured in: the bytes of a usual net of keys."""
-    keys = state.nets["size"][len(state.nets) // 2 :]
-    return float(np.median(keys[keys > 0])) if (keys > 0).any() else 1.0
-
-
 def temperatures(unit: float, hottest: float) -> FloatArray:
     """A geometric fall, in whole bytes so that it is the same on every machine, [stages]."""
     fall = (_COLDEST / hottest) ** (np.arange(_STAGES) / (_STAGES - 1))
     return np.round(unit * hottest * fall)
 
 
-def prices(state: State) -> tuple[float, float]:
-    """Weighted bytes for a unit of work and for a token over the limits."""
-    block = _PRICE * unit_bytes(state) * float(state.rules["groups"][0])
-    block *= 1 + float(state.rules["farther"][0] + state.rules["entry"][0])
-    work = float(state.comps["work"].max(initial=1))
-    return block / work, block / max(float(np.median(state.tokens["tokens"])), 1.0)
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What bytes, and what is over the limits, cost.
+
+    Attributes:
+        unit: What temperatures are measured in: the bytes of a usual net of keys.
+        work, token: Weighted bytes for a unit of work and for a token over the limits.
+    """
+
+    unit: float
+    work: float
+    token: float
+
+    @classmethod
+    def of(cls, state: State) -> Prices:
+        """Prices at which no limit is broken to save bytes."""
+        rules, keys = state.rules[0], state.nets["size"][len(state.nets) // 2 :]
+        unit = float(np.median(keys[keys > 0])) if keys.any() else 1.0
+        block = _PRICE * unit * float(rules["groups"] * (1 + rules["farther"] + rules["entry"]))
+        work = float(state.comps["work"].max(initial=1))
+        return cls(
+            unit=unit,
+            work=block / work,
+            token=block / max(float(np.median(state.tokens["tokens"])), 1.0),
+        )
+
+    def score(self, state: State) -> float:
+        """Weighted bytes and the price of what is over the limits; less is better."""
+        over = state.devices["tokens"] - state.rules["token_limit"]
+        tokens = np.where(over > 0, over + state.rules["least_token_excess"], 0).sum()
+        excess = self.work * float(state.nodes["excess"].sum()) + self.token * float(tokens)
+        return weighted_bytes(state) + excess
 
 
-def score(state: State) -> float:
-    """Weighted bytes and the price of what is over the limits; less is better."""
-    work_price, token_price = prices(state)
-    excess = work_price * total_work_excess(state) + token_price * total_token_excess(state)
-    return float(weighted_bytes(state) + excess)
+def weighted_bytes(state: State) -> float:
+    """Bytes of a placement, weighted by the links they cross."""
+    rules, nets = state.rules[0], state.nets
+    home = state.tokens["home"][nets["token"]]
+    each = np.arange(len(nets))
+    node = state.devices["node"][home]
+    near, used = state.near, state.used[each, home] > 0
+    links = near.sum(axis=1, dtype=np.int64) * (1 + rules["farther"]) - used
+    links -= near[each, node] * rules["farther"]
+    links += ((near > 0).sum(axis=1) - (near[each, node] > 0)) * rules["entry"]
+    return float(nets["size"] @ links)
 
 
 def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
@@ -63,31 +85,35 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
 
     Args:
         state: Where to start; changed.
-        heats: Hottest temperature of every cycle, in units of `unit_bytes`.
+        heats: Hottest temperature of every cycle, in units of `Prices.unit`.
         steps: Moves tried a cycle.
         seed: Any integer.
     """
-    best, best_score = state.copy(), score(state)
-    unit = unit_bytes(state)
-    work_price, token_price = prices(state)
+    prices = Prices.of(state)
     moves = shares(2 * len(state.comps) / max(len(state.nets), 1))
+    best, best_score = state.copy(), prices.score(state)
     for cycle, heat in enumerate(heats):
         anneal(
             state,
-            temperatures(unit, heat),
-            work_price,
-            token_price,
+            temperatures(prices.unit, heat),
+            prices.work,
+            prices.token,
             max(1, steps // _STAGES),
             moves,
             _LOTTERY,
             _seed_of(seed, cycle),
         )
-        new = score(state)
+        new = prices.score(state)
         if new < best_score:
             best, best_score = state.copy(), new
         elif cycle + 1 < len(heats):
             state = best.copy()
     return best
+
+
+def score(state: State) -> float:
+    """See `Prices.score`."""
+    return Prices.of(state).score(state)
 
 
 def _seed_of(seed: int, cycle: int) -> np.uint64:

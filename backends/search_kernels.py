@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp.backends.search_compile import compiled, inlined
+from dcp.backends.search_compile import compiled, inlined, inner
 from dcp.backends.search_state import State
 
 U4, U8 = np.uint32, np.uint64
@@ -30,47 +30,44 @@ def scrambled(x: Any) -> Any:
 @inlined
 def pick(bits: Any, choices: Any) -> Any:
     """A number below `choices` from 32 random bits."""
-    return U4((bits * U8(choices)) >> U8(32))
+    return U4((bits * choices) >> U8(32))
 
 
 @inlined
 def random_user(s: State, net: Any, bits: Any) -> Any:
     """Device of a random user of a net that has some."""
-    return s.comps[s.pins[s.nets[net].first + pick(bits, s.nets[net].users)]].device
+    return s.comps[s.pins[s.nets[net].first + pick(bits, U8(s.nets[net].users))]].device
 
 
 @inlined
-def link_weight(s: State, a: Any, b: Any) -> Any:
-    """Weight of a byte sent from device a to device b."""
-    weight = 0.0
-    if a != b:
-        weight = 1.0
-        if s.devices[a].node != s.devices[b].node:
-            weight += s.rules[0].farther
-    return weight
+def user_change(s: State, net: Any, a: Any, b: Any, leaves: Any) -> Any:
+    """Weighted bytes added when users of a net go from device a to device b.
 
-
-@inlined
-def user_change(s: State, net: Any, a: Any, b: Any) -> Any:
-    """Weighted bytes added when one user of a net goes from device a to device b."""
-    leaves, enters = s.used[net, a] == 1, s.used[net, b] == 0
+    Args:
+        s: State before the move.
+        net: The net; a computes with it.
+        a, b: Two devices.
+        leaves: Whether a has no other user afterwards.
+    """
+    home = s.tokens[s.nets[net].token].home
+    node, node_a, node_b = s.devices[home].node, s.devices[a].node, s.devices[b].node
     links = 0.0
-    if leaves or enters:
-        home = s.tokens[s.nets[net].token].home
-        if leaves:
-            links -= link_weight(s, home, a)
-        if enters:
-            links += link_weight(s, home, b)
-        node, node_a, node_b = s.devices[home].node, s.devices[a].node, s.devices[b].node
-        if node_a != node_b:
-            if leaves and node_a != node and s.near[net, node_a] == 1:
+    if leaves and a != home:
+        links -= 1.0
+        if node_a != node:
+            links -= s.rules[0].farther
+            if node_a != node_b and s.near[net, node_a] == 1:
                 links -= s.rules[0].entry
-            if enters and node_b != node and s.near[net, node_b] == 0:
+    if b != home and s.used[net, b] == 0:
+        links += 1.0
+        if node_b != node:
+            links += s.rules[0].farther
+            if node_a != node_b and s.near[net, node_b] == 0:
                 links += s.rules[0].entry
     return s.nets[net].size * links
 
 
-@compiled
+@inner
 def place(s: State, comp: Any, b: Any) -> Any:
     """Compute a block on device b; returns the weighted bytes added. Leaves `excess` as it is."""
     a = s.comps[comp].device
@@ -78,7 +75,7 @@ def place(s: State, comp: Any, b: Any) -> Any:
     change = 0.0
     for side in range(2):
         net = s.comps[comp].row if side == 0 else s.comps[comp].column
-        change += user_change(s, net, a, b)
+        change += user_change(s, net, a, b, s.used[net, a] == 1)
         s.used[net, a] -= 1
         if s.used[net, a] == 0:
             s.near[net, node_a] -= 1
@@ -94,18 +91,30 @@ def place(s: State, comp: Any, b: Any) -> Any:
     return change
 
 
-@compiled
-def node_excess(s: State, node: Any) -> Any:
-    """Work over the limits of a node and of its devices; any excess counts a least amount."""
-    work, per_node = s.nodes[node].work, s.rules[0].per_node
-    limit = min(s.rules[0].device_limit, s.rules[0].inside_factor * work / per_node)
+@inner
+def node_excess(s: State, node: Any, a: Any, b: Any, work: Any) -> Any:
+    """Work over the limits of a node and of its devices if work goes from device a to b.
+
+    Any excess counts a least amount.
+    """
+    per_node, total = s.rules[0].per_node, s.nodes[node].work
+    if s.devices[a].node == node:
+        total -= work
+    if s.devices[b].node == node:
+        total += work
+    limit = min(s.rules[0].device_limit, s.rules[0].inside_factor * total / per_node)
     excess = 0.0
-    if work > s.rules[0].node_limit:
-        excess += work - s.rules[0].node_limit + s.rules[0].least_work_excess
+    if total > s.rules[0].node_limit:
+        excess += total - s.rules[0].node_limit + s.rules[0].least_work_excess
     first = node * per_node
     for device in range(first, first + per_node):
-        if s.devices[device].work > limit:
-            excess += s.devices[device].work - limit + s.rules[0].least_work_excess
+        over = s.devices[device].work - limit
+        if device == a:
+            over -= work
+        if device == b:
+            over += work
+        if over > 0.0:
+            excess += over + s.rules[0].least_work_excess
     return excess
 
 
@@ -119,30 +128,22 @@ def known_excess(s: State, a: Any, b: Any) -> Any:
     return excess
 
 
-@compiled
+@inlined
 def excess_after(s: State, a: Any, b: Any, work: Any) -> Any:
-    """Excess of the nodes of two devices if work went from a to b."""
+    """Excess of the nodes of two devices if work goes from a to b."""
     node_a, node_b = s.devices[a].node, s.devices[b].node
-    s.devices[a].work -= work
-    s.devices[b].work += work
-    s.nodes[node_a].work -= work
-    s.nodes[node_b].work += work
-    excess = node_excess(s, node_a)
+    excess = node_excess(s, node_a, a, b, work)
     if node_a != node_b:
-        excess += node_excess(s, node_b)
-    s.devices[a].work += work
-    s.devices[b].work -= work
-    s.nodes[node_a].work += work
-    s.nodes[node_b].work -= work
+        excess += node_excess(s, node_b, a, b, work)
     return excess
 
 
-@compiled
+@inner
 def record_excess(s: State, a: Any, b: Any) -> None:
     """Bring the recorded excess of two devices' nodes up to date."""
     for device in (a, b):
         node = s.devices[device].node
-        s.nodes[node].excess = node_excess(s, node)
+        s.nodes[node].excess = node_excess(s, node, a, b, np.int64(0))
 
 
 @inlined
@@ -154,7 +155,7 @@ def token_excess(s: State, held: Any) -> Any:
     return max(over, np.int64(0))
 
 
-@compiled
+@inner
 def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
     """Weighted bytes added when the home of a token block goes from device a to device b."""
     groups, farther = s.rules[0].groups, s.rules[0].farther
@@ -177,7 +178,7 @@ def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
     return change
 
 
-@compiled
+@inner
 def set_home(s: State, token: Any, b: Any) -> None:
     """Give a token block to device b."""
     a = s.tokens[token].home
@@ -205,13 +206,14 @@ def set_home(s: State, token: Any, b: Any) -> None:
 @inlined
 def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     """One computation to its queries' or keys' home, or to another user of either."""
-    comp = pick(r >> U8(32), s.comps.shape[0])
+    comp = pick(r >> U8(32), U8(s.comps.shape[0]))
     a, row, column = s.comps[comp].device, s.comps[comp].row, s.comps[comp].column
     net = row if r2 & U8(1) else column
     b = s.tokens[s.nets[net].token].home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
     if a == b:
         return
-    change = user_change(s, row, a, b) + user_change(s, column, a, b)
+    change = user_change(s, row, a, b, s.used[row, a] == 1)
+    change += user_change(s, column, a, b, s.used[column, a] == 1)
     change -= work_price * known_excess(s, a, b)
     if change > bar:
         return
@@ -221,27 +223,10 @@ def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> Non
         record_excess(s, a, b)
 
 
-@inlined
-def line_change(s: State, net: Any, a: Any, b: Any) -> Any:
-    """Weighted bytes added, for a net itself, when all its users on device a go to device b."""
-    home = s.tokens[s.nets[net].token].home
-    enters = s.used[net, b] == 0
-    links = -link_weight(s, home, a)
-    if enters:
-        links += link_weight(s, home, b)
-    node, node_a, node_b = s.devices[home].node, s.devices[a].node, s.devices[b].node
-    if node_a != node_b:
-        if node_a != node and s.near[net, node_a] == 1:
-            links -= s.rules[0].entry
-        if enters and node_b != node and s.near[net, node_b] == 0:
-            links += s.rules[0].entry
-    return s.nets[net].size * links
-
-
-@compiled
+@inner
 def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     """All users of a net on one device to its home or to where another user is."""
-    comp = pick(r >> U8(32), s.comps.shape[0])
+    comp = pick(r >> U8(32), U8(s.comps.shape[0]))
     a = s.comps[comp].device
     along_row = (r2 & U8(1)) == U8(1)
     net = s.comps[comp].row if along_row else s.comps[comp].column
@@ -249,13 +234,13 @@ def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     b = home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
     if a == b:
         return
-    change, work = line_change(s, net, a, b), np.int64(0)
+    change, work = user_change(s, net, a, b, True), np.int64(0)
     first = s.nets[net].first
     for pin in range(first, first + s.nets[net].users):
         other = s.pins[pin]
         if s.comps[other].device == a:
             across = s.comps[other].column if along_row else s.comps[other].row
-            change += user_change(s, across, a, b)
+            change += user_change(s, across, a, b, s.used[across, a] == 1)
             work += s.comps[other].work
     change -= work_price * known_excess(s, a, b)
     if change > bar:
@@ -269,7 +254,7 @@ def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
         record_excess(s, a, b)
 
 
-@compiled
+@inner
 def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> Any:
     """What device a computes with a token block's queries (2 sides: and keys) to device b.
 
@@ -289,7 +274,7 @@ def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> 
     return change, moved
 
 
-@compiled
+@inner
 def try_homes(
     s: State, r: Any, r2: Any, bar: Any, work_price: Any, token_price: Any, with_lines: Any
 ) -> None:
@@ -299,12 +284,12 @@ def try_homes(
     (sometimes their keys too) may go with them.
     """
     groups = s.rules[0].groups
-    token = pick(r >> U8(32), s.tokens.shape[0])
-    net = token * groups + pick((r2 >> U8(8)) & U8(0xFFFFFFFF), groups)
+    token = pick(r >> U8(32), U8(s.tokens.shape[0]))
+    net = U4(token * groups + pick((r2 >> U8(8)) & U8(0xFFFFFFFF), U8(groups)))
     if r2 & U8(1):
-        net += s.tokens.shape[0] * groups
+        net += U4(s.tokens.shape[0] * groups)
     a = s.tokens[token].home
-    b = pick(r2 >> U8(32), s.devices.shape[0])
+    b = pick(r2 >> U8(32), U8(s.devices.shape[0]))
     if s.nets[net].users > 0 and (r2 >> U8(16)) & U8(7) > U8(0):
         b = random_user(s, net, r2 >> U8(32))
     if a == b:
@@ -334,7 +319,7 @@ def try_homes(
         set_home(s, other, a)
     if passes:
         return
-    moved = moved_first = 0
+    moved = moved_first = np.int64(0)
     for each in range(2 if exchange else 1):
         block, source, target = (token, a, b) if each == 0 else (other, b, a)
         sides = 2 if (r2 >> U8(12 + 2 * each)) & U8(3) == U8(0) else 1
@@ -392,48 +377,3 @@ def anneal(
                 try_line(s, r, r2, bar, work_price)
             else:
                 try_homes(s, r, r2, bar, work_price, token_price, kind >= shares[2])
-
-
-@compiled
-def settle_excess(s: State) -> None:
-    """Record the excess of every node."""
-    for node in range(s.nodes.shape[0]):
-        s.nodes[node].excess = node_excess(s, U4(node))
-
-
-@compiled
-def weighted_bytes(s: State) -> Any:
-    """Bytes of the placement, weighted by the links they cross."""
-    total = 0.0
-    for net in range(s.nets.shape[0]):
-        home = s.tokens[s.nets[net].token].home
-        links = 0.0
-        for node in range(s.near.shape[1]):
-            weight = 1.0
-            if node != s.devices[home].node:
-                weight += s.rules[0].farther
-                if s.near[net, node] > 0:
-                    links += s.rules[0].entry
-            links += weight * s.near[net, node]
-        if s.used[net, home] > 0:
-            links -= 1.0
-        total += s.nets[net].size * links
-    return total
-
-
-@compiled
-def total_work_excess(s: State) -> Any:
-    """Work over the limits, of all nodes."""
-    total = 0.0
-    for node in range(s.nodes.shape[0]):
-        total += s.nodes[node].excess
-    return total
-
-
-@compiled
-def total_token_excess(s: State) -> Any:
-    """Tokens over the limit, of all devices."""
-    total = np.int64(0)
-    for device in range(s.devices.shape[0]):
-        total += token_excess(s, s.devices[device].tokens)
-    return total

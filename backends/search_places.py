@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp.arrays import IntArray
-from dcp.backends.search_kernels import settle_excess
+from dcp.arrays import FloatArray, IntArray
 from dcp.backends.search_level import Level
 from dcp.backends.search_packing import repacked
 from dcp.backends.search_seed_kernels import choose_homes, count_users, ease
@@ -108,8 +107,18 @@ class Places:
             if not ease(saving, tokens, home, held, limit):
                 home = repacked(home, saving, tokens)
         _settle(state, home)
-        settle_excess(state)
+        state.nodes["excess"] = self._excess(state)
         return state
+
+    def _excess(self, state: State) -> FloatArray:
+        """Work of every node and of its devices over their limits, [nodes]."""
+        node = state.nodes["work"].astype(np.float64)
+        limit = np.minimum(self.device_limit, self.inside_factor * node / self.per_node)
+        device = state.devices["work"].reshape(self.nodes, -1) - limit[:, None]
+        over = np.concatenate([(node - self.node_limit)[:, None], device], axis=1)
+        least = state.rules["least_work_excess"][0]
+        excess: FloatArray = np.where(over > 0, over + least, 0.0).sum(axis=1)
+        return excess
 
     def _chosen_homes(
         self, state: State, tokens: IntArray, limit: int, node: IntArray | None

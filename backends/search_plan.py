@@ -12,11 +12,11 @@ from dcp.backends.search_seeds import bisected, dealt
 from dcp.backends.search_state import State
 from dcp.placement import Assignment, PlacementProblem
 
-_FEWEST_BLOCKS = 32
-"""No level has fewer token blocks than this or than devices: too few cannot be balanced."""
+_FEWEST_BLOCKS, _FEWEST_EACH = 32, 2
+"""Token blocks of the coarsest level: in all, and for each device; fewer cannot be balanced.
 
-_FEWEST_PER_NODE = 2
-"""Nodes are searched from so few token blocks a node on: whole sequences move first."""
+Nodes, which hold the more, are searched from the second on: whole sequences move first.
+"""
 
 _MOST_GROUPS = 8
 """Head groups placed apart; of more groups some stay together, as time grows with them."""
@@ -24,7 +24,7 @@ _MOST_GROUPS = 8
 _NODE_STEPS, _SHORT_STEPS, _STEPS = 30_000, 40_000, 60_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
-_USUAL_COMPUTATIONS, _GROWTH = 4000, 0.75
+_USUAL_COMPUTATIONS, _GROWTH = 4000, 0.6
 """More computations than this take more moves, but not in proportion."""
 
 _CYCLES = 2
@@ -56,7 +56,7 @@ class Search:
 
     def run(self) -> Assignment:
         """The best answer found."""
-        lengths = self._lengths(max(len(self._places), _FEWEST_BLOCKS))
+        lengths = self._lengths(max(_FEWEST_EACH * len(self._places), _FEWEST_BLOCKS))
         coarse, level = self._level(lengths[0]), self._level(lengths[min(1, len(lengths) - 1)])
         starts = (
             self._node_starts(lengths[0], coarse, level)
@@ -87,7 +87,7 @@ class Search:
             level: Level of the starts.
         """
         answer = None
-        for each in self._lengths(_FEWEST_PER_NODE * len(self._nodes)):
+        for each in self._lengths(_FEWEST_EACH * len(self._nodes)):
             if each >= length:
                 answer = self._nodes_annealed(self._level(each), answer)
         if answer is None:

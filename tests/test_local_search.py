@@ -23,8 +23,7 @@ from dcp import masks
 from dcp.arrays import IntArray
 from dcp.backends import search_compile
 from dcp.backends.local_search import LocalSearch
-from dcp.backends.search_anneal import improved, score
-from dcp.backends.search_kernels import weighted_bytes
+from dcp.backends.search_anneal import improved, score, weighted_bytes
 from dcp.backends.search_level import Level, Runs
 from dcp.backends.search_packing import repacked
 from dcp.backends.search_places import Places, savings
