@@ -12,6 +12,8 @@ logger = logging.getLogger("dcp")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_njit: Any = numba.njit  # its type hints know some of the options only
+
 # Without its runtime numba does not count references to arrays, which costs several times what
 # a move costs; so compiled functions take arrays and allocate none. A division by zero gives
 # infinity, as in numpy, rather than a branch to an exception. Nobody calls them from C.
@@ -27,20 +29,20 @@ def compiled(function: F) -> F:
     the inner functions that it calls stand in that file.
     """
     try:
-        result: F = numba.njit(cache=True, **_OPTIONS)(function)
+        result: F = _njit(cache=True, **_OPTIONS)(function)
     except RuntimeError as error:  # numba finds no directory that it may write to
         logger.info("compiled code is not kept: %s", error)
-        result = numba.njit(**_OPTIONS)(function)
+        result = _njit(**_OPTIONS)(function)
     return result
 
 
 def inner(function: F) -> F:
     """Compile for compiled functions only: Python cannot call it, which halves the time."""
-    result: F = numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    result: F = _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
     return result
 
 
 def inlined(function: F) -> F:
     """As `inner`, and always inlined."""
-    result: F = numba.njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
+    result: F = _njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
     return result

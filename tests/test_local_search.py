@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -328,14 +327,14 @@ def test_illegal_weights_are_refused(weight: float) -> None:
 def test_where_compiled_code_cannot_be_kept_it_is_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    original = numba.njit
+    original = search_compile._njit
 
     def without_a_place(*args: Any, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
         return original(*args, **options)
 
-    monkeypatch.setattr(search_compile.numba, "njit", without_a_place)
+    monkeypatch.setattr(search_compile, "_njit", without_a_place)
     caplog.set_level("INFO", logger="dcp")
 
     @search_compile.compiled
