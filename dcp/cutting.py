@@ -11,7 +11,8 @@ from dcp.arrays import IntArray
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph, HeadGroups, Side
 from dcp.checks import check_integer
-from dcp.token_cuts import ChunkEdges, TokenBlocks, cut_tokens, mask_edges, ranks_within
+from dcp.runs import expand_runs
+from dcp.token_cuts import ChunkEdges, TokenBlocks, cut_tokens, mask_edges
 
 
 def cut(
@@ -120,7 +121,7 @@ def _pieces(tokens: TokenBlocks, table: IntArray, table_sequence: IntArray) -> _
     kv_axis = _Axis.of(tokens, Side.QUERY, sequences)
 
     low, high = q_axis.span(table_sequence, table[:, 0], table[:, 1] - 1)
-    row, position = _expand(low, high)
+    row, position = expand_runs(low, high - low + 1)
     q_block = q_axis.block[position]
     slices = table[row]
 
@@ -133,20 +134,13 @@ def _pieces(tokens: TokenBlocks, table: IntArray, table_sequence: IntArray) -> _
     some = first_key <= last_key
     row, q_block, slices = row[some], q_block[some], slices[some]
     low, high = kv_axis.span(table_sequence[row], first_key[some], last_key[some])
-    parent, position = _expand(low, high)
+    parent, position = expand_runs(low, high - low + 1)
     kv_block = kv_axis.block[position]
     q_block, slices = q_block[parent], slices[parent]
 
     pairs = slice_ops.area(slices, *_rectangle(tokens, q_block, kv_block))
     some = pairs > 0
     return _Pieces(q=q_block[some], kv=kv_block[some], pairs=pairs[some], rows=slices[some])
-
-
-def _expand(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-    """Row index and value for every value in low[i] … high[i], inclusive."""
-    counts = high - low + 1
-    row = np.repeat(np.arange(len(counts)), counts)
-    return row, low[row] + ranks_within(counts)
 
 
 def _rectangle(

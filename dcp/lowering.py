@@ -28,6 +28,7 @@ from dcp.instructions import (
     Reduce,
 )
 from dcp.placed_phase import PlacedPhase
+from dcp.runs import expand_runs
 from dcp.scheduling import KEY_RESULT, QUERY_RESULT, RESULTS, Schedule
 from dcp.slot_layout import SlotLayout, lay_out
 
@@ -224,7 +225,7 @@ def _masks(phase: PlacedPhase, comps: IntArray) -> tuple[IntArray, IntArray, Int
     used = np.unique(np.append(wanted, 0))
     begin, end = blocks.mask_ptr[used], blocks.mask_ptr[used + 1]
     ptr = np.concatenate([[0], np.cumsum(end - begin)]).astype(np.int64)
-    rows = np.arange(ptr[-1]) - np.repeat(ptr[:-1] - begin, end - begin)
+    _, rows = expand_runs(begin, end - begin)
     return np.searchsorted(used, wanted), ptr, blocks.mask_slices[rows]
 
 

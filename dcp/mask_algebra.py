@@ -13,6 +13,7 @@ import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
 from dcp.mask_geometry import bounded, normalize, size, tighten
+from dcp.runs import expand_runs
 
 _COUPLES_AT_ONCE = 1 << 18
 _FEW_COUPLES = 1 << 10
@@ -24,13 +25,6 @@ def _meet(a: IntArray, b: IntArray) -> tuple[IntArray, BoolArray]:
     both = np.maximum(a, b)
     both[..., _HIGH] = np.minimum(a[..., _HIGH], b[..., _HIGH])
     return tighten(both)
-
-
-def expand_runs(first: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand runs (first, count) to (index of the run, first, first + 1, ...)."""
-    owner = np.repeat(np.arange(len(count)), count)
-    start_of_run = np.cumsum(count) - count
-    return owner, np.arange(len(owner)) - start_of_run[owner] + first[owner]
 
 
 def _chunks(first: IntArray, count: IntArray) -> Iterator[tuple[IntArray, IntArray]]:

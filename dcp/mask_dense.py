@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
-from dcp.mask_algebra import expand_runs, simplify
+from dcp.mask_algebra import simplify
 from dcp.mask_geometry import as_slices, clip
+from dcp.runs import expand_runs
 
 _CELLS_AT_ONCE = 1 << 22
 

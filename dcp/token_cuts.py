@@ -11,6 +11,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.batch import Batch
 from dcp.blocks import Side
+from dcp.runs import expand_runs
 
 ChunkEdges = Callable[[int], IntArray]
 """Length of a sequence to the edges [chunks + 1] that no token block may cross."""
@@ -79,16 +80,9 @@ def _cut_lengths(
     ends = np.append(start[1:], 0)
     last = np.append(sequence[1:] != sequence[:-1], True)[: len(sequence)]
     length = np.where(last, total[sequence], ends[: len(sequence)]) - start
-    blocks = -(-length // block_size)
-    chunk = np.repeat(np.arange(len(blocks)), blocks)
-    offset = ranks_within(blocks) * block_size
+    chunk, block = expand_runs(np.zeros_like(length), -(-length // block_size))
+    offset = block * block_size
     return sequence[chunk], start[chunk] + offset, np.minimum(block_size, length[chunk] - offset)
-
-
-def ranks_within(counts: IntArray) -> IntArray:
-    """Count 0 … counts[0]-1, then 0 … counts[1]-1, and so on."""
-    starts = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) - np.repeat(starts, counts)
 
 
 def mask_edges(slices: IntArray, sequence: IntArray, block_size: int) -> Edges:

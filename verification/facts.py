@@ -15,6 +15,7 @@ from dcp.arrays import BoolArray, IntArray
 from dcp.batch import DTYPE_BYTES, AttentionSpec
 from dcp.blocks import BlockGraph, HeadGroups, Kind, Side
 from dcp.errors import PlanCheckError
+from dcp.runs import expand_runs
 
 KEY_KINDS = (Kind.KV, Kind.DKV)
 
@@ -262,8 +263,7 @@ def _runs(line: _Line, begin: IntArray, end: IntArray) -> tuple[IntArray, IntArr
     """
     first = np.searchsorted(line.end, begin, side="right")
     count = np.searchsorted(line.begin, end, side="left") - first
-    row = np.repeat(np.arange(len(begin)), count)
-    return row, np.arange(len(row)) - (np.cumsum(count) - count - first)[row]
+    return expand_runs(first, count)
 
 
 def _place_among_equals(values: IntArray) -> IntArray:

@@ -7,6 +7,7 @@ import numpy as np
 from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
 from dcp.instructions import Program
+from dcp.runs import expand_runs
 from dcp.verification.facts import Facts
 
 
@@ -51,10 +52,7 @@ def _unequal(facts: Facts, program: Program, mask: IntArray, pair: IntArray) -> 
 
 def _expand(ptr: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
     """(position in index, row) for every row ptr[i] … ptr[i + 1] - 1 of every index i."""
-    count = ptr[index + 1] - ptr[index]
-    owner = np.repeat(np.arange(len(index)), count)
-    before = np.cumsum(count) - count
-    return owner, np.arange(len(owner)) + (ptr[index] - before)[owner]
+    return expand_runs(ptr[index], ptr[index + 1] - ptr[index])
 
 
 def _different_rows(a: IntArray, b: IntArray, cases: int) -> BoolArray:
