@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from dcp import slices as slice_ops
 from dcp.arrays import IntArray
 from dcp.checks import check_integer, check_number
 from dcp.errors import BatchError, SpecError
@@ -138,6 +140,11 @@ class Batch:
     def sequence_slices(self, index: int) -> IntArray:
         """Mask slices of one sequence, [n, 6], in its own coordinates."""
         return self._slices[index]
+
+    @cached_property
+    def allowed_pairs(self) -> int:
+        """Query-key pairs that the masks allow, over all sequences."""
+        return sum(int(slice_ops.size(slices).sum()) for slices in self._slices)
 
     def __repr__(self) -> str:
         kind = "cross" if self.is_cross else "self"

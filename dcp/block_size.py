@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp import slices as slice_ops
 from dcp.batch import Batch
 from dcp.cluster import Cluster
 
@@ -25,9 +24,8 @@ def choose_block_size(batch: Batch, cluster: Cluster) -> int:
         cluster: Devices to share them.
     """
     tokens = batch.num_q_tokens + (batch.num_kv_tokens if batch.is_cross else 0)
-    pairs = sum(int(slice_ops.size(batch.sequence_slices(i)).sum()) for i in range(len(batch)))
     wanted = tokens / cluster.num_devices / _BLOCKS_A_DEVICE
     size = int(2 ** np.clip(np.round(np.log2(max(wanted, 1))), *np.log2([SMALLEST, LARGEST])))
-    while size < LARGEST and pairs / size**2 + 2 * tokens / size > _MOST_COMPUTATIONS:
+    while size < LARGEST and batch.allowed_pairs / size**2 + 2 * tokens / size > _MOST_COMPUTATIONS:
         size *= 2
     return size

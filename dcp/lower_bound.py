@@ -50,7 +50,7 @@ def _cheapest_rectangle(
 ) -> FloatArray:
     """Least (a - owned)⁺·q_cost + (b - owned)⁺·kv_cost over a·b ≥ pairs, [n]."""
     owned = float(max(problem.token_allowance, 1))
-    if not len(blocks.sequence_slices) or int(blocks.sequence_slices[:, 5].max()) <= 0:
+    if int(blocks.sequence_slices[:, 5].max()) <= 0:
         pairs = pairs + owned * (owned - 1) / 2
     q_tokens = int((blocks.token_length * blocks.has_q).sum())
     kv_tokens = int((blocks.token_length * blocks.has_kv).sum())

@@ -60,11 +60,12 @@ def plan(
         BackendError, PlacementError, ScheduleError: a backend failed or answered wrongly.
     """
     started = time.perf_counter()
+    asked = Limits() if limits is None else limits
     for name, value, kind in (
         ("batch", batch, Batch),
         ("heads", heads, AttentionSpec),
         ("cluster", cluster, Cluster),
-        ("limits", Limits() if limits is None else limits, Limits),
+        ("limits", asked, Limits),
     ):
         if not isinstance(value, kind):
             raise SpecError(f"{name} is {value!r}; give a dcp.{kind.__name__}")
@@ -72,7 +73,7 @@ def plan(
     request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
     job = PlanningJob(
         request=request,
-        limits=limits or Limits(),
+        limits=asked,
         seed=seed,
         budget=budget,
         cost_model=backend_of("cost_models", cost_model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,7 @@ class PlanningJob:
             device_limit: Hold the partitioner to this limit over all devices where it is tighter
                 than what was asked for.
         """
-        request = self.request
-        blocks = cut(request.batch, request.spec, request.block_size, at_mask_edges=True)
-        problem = self._problem(blocks)
+        blocks, problem = self._blocks, self._planned_problem
         asked = [limit for limit in (self.limits.device, device_limit) if limit is not None]
         tight = replace(self.limits, device=min(asked, default=None))
         answer = backend_of("partitioners", partitioner).place(replace(problem, limits=tight))
@@ -122,6 +121,16 @@ class PlanningJob:
             placement=placement,
             ranks=ranks,
         )
+
+    @cached_property
+    def _blocks(self) -> BlockGraph:
+        """The batch as partitioners get it; all that are tried share it."""
+        request = self.request
+        return cut(request.batch, request.spec, request.block_size, at_mask_edges=True)
+
+    @cached_property
+    def _planned_problem(self) -> PlacementProblem:
+        return self._problem(self._blocks)
 
     def _problem(self, blocks: BlockGraph) -> PlacementProblem:
         return PlacementProblem.of(

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from dcp import slices as slice_ops
 from dcp.batch import Batch
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
@@ -34,7 +33,6 @@ class WorkloadKind(msgspec.Struct, frozen=True, order=True):
         """The kind of a batch on a cluster."""
         lengths = [max(pair) for pair in zip(batch.q_lengths, batch.kv_lengths, strict=True)]
         longest, total = max(lengths, default=0), sum(lengths)
-        pairs = sum(int(slice_ops.size(batch.sequence_slices(i)).sum()) for i in range(len(batch)))
         causal = sum(q * kv for q, kv in zip(batch.q_lengths, batch.kv_lengths, strict=True)) / 2
         if 2 * longest >= total:
             shape: Literal["long", "mixed", "short"] = "long"
@@ -42,7 +40,7 @@ class WorkloadKind(msgspec.Struct, frozen=True, order=True):
             shape = "mixed" if longest * cluster.num_devices > total else "short"
         return cls(
             shape,
-            "sparse" if 2 * pairs < causal else "dense",
+            "sparse" if 2 * batch.allowed_pairs < causal else "dense",
             "one node" if cluster.nodes == 1 else "several nodes",
         )
 
