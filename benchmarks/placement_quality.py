@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
+from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
 from rich.console import Console
 from rich.table import Table
 
@@ -29,17 +29,6 @@ from dcp import registry
 from dcp.cutting import cut
 from dcp.placement import Limits, Placement, PlacementProblem, evaluate
 
-CLUSTERS = {
-    "8x2": dcp.Cluster(nodes=8, devices_per_node=2),
-    "4x8": dcp.Cluster(nodes=4, devices_per_node=8),
-}
-MASKS: dict[str, Callable[[], dcp.masks.Mask]] = {
-    "causal": dcp.masks.causal,
-    "lambda": lambda: dcp.masks.lambda_mask(64, 4096),
-    "blockwise": lambda: dcp.masks.causal_blockwise(256, 2),
-    "question": lambda: dcp.masks.shared_question(question_fraction=0.2, answers=4),
-}
-HEADS = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
 TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
 
 # Total MB that an earlier prototype reached on the first batch of a family, blocks of 2048,
@@ -82,12 +71,6 @@ def crossing_by_device(problem: PlacementProblem, placement: Placement) -> int:
         needed = np.unique(needed, axis=0)
         crossing += int(size[needed[:, 0], needed[:, 1]].sum())
     return crossing
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process and of its finished children."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def placed(problem: PlacementProblem, request: str) -> Result:

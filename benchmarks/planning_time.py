@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
+from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
 from rich.console import Console
 from rich.table import Table
 
@@ -31,24 +31,7 @@ from dcp.placement import PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, SchedulingProblem
 
-CLUSTERS = {
-    "8x2": dcp.Cluster(nodes=8, devices_per_node=2),
-    "4x8": dcp.Cluster(nodes=4, devices_per_node=8),
-}
-MASKS: dict[str, Callable[[], dcp.masks.Mask]] = {
-    "causal": dcp.masks.causal,
-    "lambda": lambda: dcp.masks.lambda_mask(64, 4096),
-    "blockwise": lambda: dcp.masks.causal_blockwise(256, 2),
-    "question": lambda: dcp.masks.shared_question(question_fraction=0.2, answers=4),
-}
-HEADS = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
 STAGES = ("cut", "place", "schedule", "lower", "encode", "total", "auto")
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process and of its finished children."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 @contextmanager
@@ -99,7 +82,7 @@ def plan_whole(batch: dcp.Batch, cluster: dcp.Cluster, **options: Any) -> dict[s
 
 def main(
     batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
-    partitioner: Annotated[str, typer.Option(help="ours")] = "greedy",
+    partitioner: Annotated[str, typer.Option(help="ours")] = "local_search",
     block_size: Annotated[list[int] | None, typer.Option(help="repeatable")] = None,
     solvers: Annotated[bool, typer.Option(help="time KaHyPar and Mt-KaHyPar too")] = False,
     most: Annotated[int, typer.Option(help="batches of a family")] = 2,
