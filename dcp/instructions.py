@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from dcp.arrays import IntArray
 from dcp.blocks import Kind
+from dcp.scheduling import Phase
 
 Items: TypeAlias = npt.NDArray[np.void]
 
@@ -164,3 +165,7 @@ class RankPlan(msgspec.Struct, frozen=True, eq=False):
     home_blocks: IntArray
     forward: Program
     backward: Program
+
+    def program(self, phase: Phase) -> Program:
+        """Its program of one phase."""
+        return self.forward if phase == "forward" else self.backward

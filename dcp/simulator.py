@@ -61,7 +61,7 @@ def simulate_plan(plan: ExecutionPlan, cluster: Cluster | None = None) -> list[S
 
 def programs_of(plan: ExecutionPlan, phase: Phase) -> list[Program]:
     """Programs of all ranks for one phase."""
-    return [rank.forward if phase == "forward" else rank.backward for rank in plan.ranks]
+    return [rank.program(phase) for rank in plan.ranks]
 
 
 def messages_of(plan: ExecutionPlan, phase: Phase) -> Messages:

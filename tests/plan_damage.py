@@ -17,8 +17,7 @@ from dcp.scheduling import Phase
 
 def program_of(plan: dcp.ExecutionPlan, rank: int, phase: Phase) -> Program:
     """One rank's program."""
-    program: Program = getattr(plan.ranks[rank], phase)
-    return program
+    return plan.ranks[rank].program(phase)
 
 
 def with_program(

@@ -123,7 +123,7 @@ def _check_ranks(plan: ExecutionPlan, facts: Facts) -> None:
 def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traffic, int]:
     programs = []
     for rank in plan.ranks:
-        program = rank.forward if phase == "forward" else rank.backward
+        program = rank.program(phase)
         site = Site(rank.rank, phase, program.instructions)
         programs.append(check_program(facts, site, program, rank.home_blocks))
     _check_exactly_once(plan, facts, programs)
@@ -131,7 +131,7 @@ def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traff
     results = simulate(facts, programs)
     for one, rank in zip(programs, plan.ranks, strict=True):
         check_launch_order(one.site)
-        check_memory(one.site, rank.forward if phase == "forward" else rank.backward)
+        check_memory(one.site, rank.program(phase))
     for kind in RESULT_KINDS[phase]:
         missing = missing_result(facts, kind, results)
         if missing is not None:

@@ -245,7 +245,7 @@ class _RankRunner(Runner):
         with watch.setup():
             executor = Executor(
                 self.plan.blocks,
-                programs.forward if phase == "forward" else programs.backward,
+                programs.program(phase),
                 inputs,
                 kernel=self.kernel,
                 transport=self._transport(device),

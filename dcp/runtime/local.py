@@ -126,7 +126,7 @@ class _LocalRunner(Runner):
             with watch.setup():
                 executor = Executor(
                     self.plan.blocks,
-                    each.forward if phase == "forward" else each.backward,
+                    each.program(phase),
                     home,
                     kernel=self.kernel,
                     transport=transport,

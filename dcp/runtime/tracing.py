@@ -147,6 +147,6 @@ def ranges_of(plan: ExecutionPlan, rank: int, phase: Phase) -> ProgramRanges:
     known = _ranges.setdefault(plan, {})
     if (rank, phase) not in known:
         programs = plan.ranks[rank]
-        program = programs.forward if phase == "forward" else programs.backward
+        program = programs.program(phase)
         known[rank, phase] = ProgramRanges.of(facts_of(plan.blocks, program))
     return known[rank, phase]
