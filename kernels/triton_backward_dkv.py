@@ -13,9 +13,11 @@ import triton.language as tl
 
 from dcp.kernels.triton_device import (
     allowed,
+    base2_lse,
     cut_slice,
     device_function,
     load_rows,
+    load_sums,
     masked_tile,
     masked_tiles,
     read,
@@ -23,8 +25,6 @@ from dcp.kernels.triton_device import (
     store_rows,
     view_of,
 )
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @device_function
@@ -35,18 +35,6 @@ def accumulate(dk, dv, scores, v, q, dout, lse, delta):
     dweights = tl.dot(v, tl.trans(dout), input_precision="ieee")
     dscores = (weights * (dweights - delta[None, :])).to(q.dtype)
     return tl.dot(dscores, q, dk, input_precision="ieee"), dv
-
-
-@device_function
-def load_sums(first, stride, queries, limit):
-    """Load a row sum of each query; 0 from `limit` on."""
-    return tl.load(first + queries * stride, mask=queries < limit, other=0.0)
-
-
-@device_function
-def base2_lse(lse):
-    """Turn lse to base 2; rows without any key get +inf, so that weights are 0 and not NaN."""
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @triton.jit

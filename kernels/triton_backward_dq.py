@@ -13,9 +13,11 @@ import triton.language as tl
 
 from dcp.kernels.triton_device import (
     allowed,
+    base2_lse,
     cut_slice,
     device_function,
     load_rows,
+    load_sums,
     masked_tile,
     masked_tiles,
     read,
@@ -23,8 +25,6 @@ from dcp.kernels.triton_device import (
     store_rows,
     view_of,
 )
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @device_function
@@ -90,11 +90,8 @@ def backward_dq_kernel(
     dout = load_rows(dout_first, dout_stride, queries, length, HEAD_DIM, PADDED)
     lse_first, lse_stride = view_of(row, 17, lse_home, lse_arena, head, 1)
     delta_first, delta_stride = view_of(row, 21, delta_home, delta_arena, head, 1)
-    exists = queries < length
-    lse = tl.load(lse_first + queries * lse_stride, mask=exists, other=0.0) * LOG2E
-    # Rows without any key have lse -inf; with +inf their weights are 0 rather than NaN.
-    lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    delta = tl.load(delta_first + queries * delta_stride, mask=exists, other=0.0)
+    lse = base2_lse(load_sums(lse_first, lse_stride, queries, length))
+    delta = load_sums(delta_first, delta_stride, queries, length)
 
     acc = tl.zeros([TILE_Q, PADDED], dtype=tl.float32)
     kv_head = head // read(row, 4)

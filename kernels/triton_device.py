@@ -11,6 +11,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 def device_function(function: Any) -> Any:
     """Make a function callable from kernels.
@@ -70,6 +72,18 @@ def store_rows(first, stride, rows, limit, values, HEAD_DIM: tl.constexpr, PADDE
     if HEAD_DIM != PADDED:
         exists = exists & (dims[None, :] < HEAD_DIM)
     tl.store(pointers, values.to(first.dtype.element_ty), mask=exists)
+
+
+@device_function
+def load_sums(first, stride, queries, limit):
+    """Load a row sum of each query; 0 from `limit` on."""
+    return tl.load(first + queries * stride, mask=queries < limit, other=0.0)
+
+
+@device_function
+def base2_lse(lse):
+    """Turn lse to base 2; rows without any key get +inf, so that weights are 0 and not NaN."""
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @device_function

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from dcp.kernels.triton_device import (
+    LOG2E,
     allowed,
     cut_slice,
     device_function,
@@ -26,7 +27,6 @@ from dcp.kernels.triton_device import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @device_function
