@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from dcp.arrays import IntArray
 from dcp.backends.overlap_inputs import Inputs
+from dcp.blocks import Kind
 from dcp.checks import check_integer
 from dcp.direct_transfers import transfer_rows
 from dcp.scheduling import (
@@ -99,50 +101,34 @@ def _arranged(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> Sc
     """The schedule of one choice."""
     source, step = inputs.arrivals(choice.steps, relay=choice.relay)
     division = np.maximum(np.append(step, 0)[inputs.of_query], np.append(step, 0)[inputs.of_key])
-    rows = _input_rows(problem, inputs, source, step)
+    phase = problem.phase
+    rows = _rows(inputs, QUERY_INPUTS[phase], [KEY_INPUT], source, inputs.device, step)
     if len(step):
         target, leave = inputs.departures(division, early=choice.results_early, relay=choice.relay)
-        rows += _result_rows(problem, inputs, target, leave)
+        key_results = [KEY_RESULT] if phase == "backward" else []
+        rows += _rows(inputs, [QUERY_RESULT[phase]], key_results, inputs.device, target, leave)
     return Schedule(
-        phase=problem.phase,
+        phase=phase,
         num_divisions=int(division.max(initial=0)) + 1,
         comp_division=division,
         transfers=Transfers.of(np.concatenate(rows)),
     )
 
 
-def _input_rows(
-    problem: SchedulingProblem, inputs: Inputs, source: IntArray, step: IntArray
+def _rows(
+    inputs: Inputs,
+    query_kinds: Iterable[Kind],
+    key_kinds: Iterable[Kind],
+    src: IntArray,
+    dst: IntArray,
+    step: IntArray,
 ) -> list[IntArray]:
-    kinds = [(kind, inputs.queries) for kind in QUERY_INPUTS[problem.phase]]
-    kinds.append((KEY_INPUT, inputs.keys))
+    """Rows for `Transfers.of` that move these kinds, one set for each input."""
+    parts = [(kind, inputs.queries) for kind in query_kinds]
+    parts += [(kind, inputs.keys) for kind in key_kinds]
     return [
         transfer_rows(
-            kind,
-            inputs.block[part],
-            inputs.group[part],
-            source[part],
-            inputs.device[part],
-            step[part],
+            kind, inputs.block[part], inputs.group[part], src[part], dst[part], step[part]
         )
-        for kind, part in kinds
-    ]
-
-
-def _result_rows(
-    problem: SchedulingProblem, inputs: Inputs, target: IntArray, step: IntArray
-) -> list[IntArray]:
-    kinds = [(QUERY_RESULT[problem.phase], inputs.queries)]
-    if problem.phase == "backward":
-        kinds.append((KEY_RESULT, inputs.keys))
-    return [
-        transfer_rows(
-            kind,
-            inputs.block[part],
-            inputs.group[part],
-            inputs.device[part],
-            target[part],
-            step[part],
-        )
-        for kind, part in kinds
+        for kind, part in parts
     ]

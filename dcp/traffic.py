@@ -22,11 +22,11 @@ def item_bytes(blocks: BlockGraph, program: Program, items: Items, slot: str = "
 def moved_bytes(blocks: BlockGraph, cluster: Cluster, programs: list[Program]) -> tuple[int, int]:
     """Bytes that all ranks' programs of one phase send, in total and across nodes."""
     total = inter = 0
+    node = cluster.device_node
     for rank, program in enumerate(programs):
         for launch in program.instructions:
             if isinstance(launch, CommLaunch):
                 size = item_bytes(blocks, program, launch.sends)
-                peer_node = cluster.device_node[launch.sends["peer"]]
                 total += int(size.sum())
-                inter += int(size[peer_node != cluster.device_node[rank]].sum())
+                inter += int(size[node[launch.sends["peer"]] != node[rank]].sum())
     return total, inter

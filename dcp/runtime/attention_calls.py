@@ -100,13 +100,11 @@ class ProgramCalls:
 
     def _compile(self, items: Items) -> list[AttentionCall]:
         fresh = _fresh_slots(items)
-        rectangles = [
-            rectangle
+        return [
+            self._call(part, mask, fresh)
             for tiles in self._grids(items)
             for rectangle in _rectangles(tiles, self._lengths)
-        ]
-        return [
-            self._call(part, fresh) for rectangle in rectangles for part in self._split(rectangle)
+            for part, mask in self._split(rectangle)
         ]
 
     def _grids(self, items: Items) -> Iterator[list[_Tile]]:
@@ -122,12 +120,13 @@ class ProgramCalls:
     def _grid_of(self, tile: _Tile, repeat: int) -> tuple[int, int, int]:
         return tile.group, self._sequences[tile.q.block], repeat
 
-    def _split(self, rectangle: list[_Tile]) -> Iterator[list[_Tile]]:
-        """Undo a rectangle whose mask would be shredded."""
-        if len(rectangle) == 1 or len(self._mask(rectangle)) <= _MOST_SLICES:
-            yield rectangle
+    def _split(self, rectangle: list[_Tile]) -> Iterator[tuple[list[_Tile], IntArray]]:
+        """Undo a rectangle whose mask would be shredded; parts with their masks."""
+        mask = self._mask(rectangle)
+        if len(rectangle) == 1 or len(mask) <= _MOST_SLICES:
+            yield rectangle, mask
         else:
-            yield from ([tile] for tile in rectangle)
+            yield from (([tile], self._mask([tile])) for tile in rectangle)
 
     def _mask(self, rectangle: list[_Tile]) -> IntArray:
         """Allowed pairs in the rectangle's coordinates, simplified slices."""
@@ -143,9 +142,9 @@ class ProgramCalls:
             placed.append(slice_ops.shift(mask, -row_begin[tile.q], -column_begin[tile.kv]))
         return slice_ops.simplify(np.concatenate(placed))
 
-    def _call(self, rectangle: list[_Tile], fresh: set[int]) -> AttentionCall:
+    def _call(self, rectangle: list[_Tile], mask: IntArray, fresh: set[int]) -> AttentionCall:
         rows, columns = _sides(rectangle)
-        group, mask = rectangle[0].group, self._mask(rectangle)
+        group = rectangle[0].group
         q_len, kv_len = self._begins(rows)[-1], self._begins(columns)[-1]
         backward = rows[0].second >= 0
         return AttentionCall(
