@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp.arrays import BoolArray, IntArray
+from dcp.arrays import IntArray
+from dcp.backends.settle_kernels import Scratch, Tables, fill_costs, move
 from dcp.placement import PlacementProblem
 
 
@@ -26,59 +27,51 @@ class Touching:
         self, problem: PlacementProblem, home: IntArray, where: IntArray, places: int
     ) -> None:
         groups = problem.q_side_bytes.shape[1]
-        self.home = home.copy()
-        self.where = where.copy()
-        self.flops = problem.comp_flops
-        self.loads = loads(where, self.flops, places)
-        self._tokens = len(problem.token_tokens)
+        self._shape = 2, len(problem.token_tokens), groups
         # Data blocks (side, token block, group) are the rows of one table: queries, then keys.
-        self._q_row = problem.comp_q * groups + problem.comp_group
-        self._kv_row = (self._tokens + problem.comp_kv) * groups + problem.comp_group
-        self._bytes = np.concatenate(
-            [problem.q_side_bytes.ravel(), problem.kv_side_bytes.ravel()]
-        ).astype(np.int64)
-        self._row_token = np.tile(np.repeat(np.arange(self._tokens), groups), 2)
-        rows = len(self._bytes)
-        self._count = np.zeros((rows, places), dtype=np.int64)
-        np.add.at(self._count, (self._q_row, where), 1)
-        np.add.at(self._count, (self._kv_row, where), 1)
+        q_row = problem.comp_q * groups + problem.comp_group
+        kv_row = (self._shape[1] + problem.comp_kv) * groups + problem.comp_group
+        size = np.concatenate([problem.q_side_bytes.ravel(), problem.kv_side_bytes.ravel()])
+        users = np.zeros((len(size), places), dtype=np.int32)
+        for row in (q_row, kv_row):
+            np.add.at(users, (row, where), 1)
+        self.tables = Tables(
+            q_row=q_row,
+            kv_row=kv_row,
+            flops=np.array(problem.comp_flops),
+            where=where.astype(np.int64),
+            size=size.astype(np.int64),
+            home=np.tile(np.repeat(home, groups), 2),
+            users=users,
+            loads=loads(where, problem.comp_flops, places),
+        )
+        self.scratch = Scratch.of(len(where))
+
+    @property
+    def where(self) -> IntArray:
+        """Place of every computation block, [C]."""
+        return self.tables.where
+
+    @property
+    def loads(self) -> IntArray:
+        """Work of every place, [P]."""
+        return self.tables.loads
 
     def saving(self) -> IntArray:
         """Bytes that each place saves as home of each token block, [T, P]."""
-        touched = np.where(self._count > 0, self._bytes[:, None], 0)
-        saved = touched.reshape(2, self._tokens, -1, touched.shape[1]).sum(axis=(0, 2))
+        touched = np.where(self.tables.users > 0, self.tables.size[:, None], 0)
+        saved = touched.reshape(*self._shape, -1).sum(axis=(0, 2))
         return np.asarray(saved, dtype=np.int64)
 
     def move_cost(self, comps: IntArray) -> IntArray:
         """Bytes added by moving each of these computation blocks to each place, [n, P]."""
-        here = self.where[comps]
-        cost = np.zeros((len(comps), self._count.shape[1]), dtype=np.int64)
-        each = np.arange(len(comps))
-        for row in (self._q_row[comps], self._kv_row[comps]):
-            count, size = self._count[row], self._bytes[row]
-            home = self.home[self._row_token[row]]
-            entering = (count == 0) * size[:, None]
-            entering[each, home] = 0
-            leaving = ((count[each, here] == 1) & (home != here)) * size
-            cost += entering - leaving[:, None]
-        cost[each, here] = 0
+        cost = np.empty((len(comps), len(self.loads)), dtype=np.int64)
+        fill_costs(self.tables, comps, cost)
         return cost
-
-    def shares_data(self, comps: IntArray, comp: int) -> BoolArray:
-        """Which of these computation blocks touch a data block that another one touches, [n]."""
-        shared = self._q_row[comps] == self._q_row[comp]
-        shared |= self._kv_row[comps] == self._kv_row[comp]
-        return np.asarray(shared)
 
     def move(self, comp: int, place: int) -> None:
         """Compute a block elsewhere."""
-        old = self.where[comp]
-        for row in (self._q_row[comp], self._kv_row[comp]):
-            self._count[row, old] -= 1
-            self._count[row, place] += 1
-        self.loads[old] -= self.flops[comp]
-        self.loads[place] += self.flops[comp]
-        self.where[comp] = place
+        move(self.tables, comp, place)
 
 
 def loads(where: IntArray, weights: IntArray, places: int) -> IntArray:

@@ -1,0 +1,233 @@
+"""Moves of computations between places under a limit of work, compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dcp.arrays import FloatArray, Int32Array, IntArray
+from dcp.backends.search_compile import compiled, inner
+
+
+class Tables(NamedTuple):
+    """Where computations are and which data blocks they touch; moves keep it up to date.
+
+    Attributes:
+        q_row, kv_row: Data block of each computation's queries and keys, [C].
+        flops: Work of each computation, [C].
+        where: Place of each computation, [C].
+        size, home: Bytes and home place of each data block, [rows].
+        users: Computations at each data block and place, [rows, places].
+        loads: Work of each place, [places].
+    """
+
+    q_row: IntArray
+    kv_row: IntArray
+    flops: IntArray
+    where: IntArray
+    size: IntArray
+    home: IntArray
+    users: Int32Array
+    loads: IntArray
+
+
+class Scratch(NamedTuple):
+    """Room to work in: [C] each."""
+
+    mine: IntArray
+    target: IntArray
+    cost: FloatArray
+
+    @classmethod
+    def of(cls, computations: int) -> Scratch:
+        """Room for so many computations."""
+        places = np.empty((2, computations), dtype=np.int64)
+        return cls(places[0], places[1], np.empty(computations))
+
+
+@compiled
+def fill_costs(tables: Tables, comps: IntArray, cost: IntArray) -> None:
+    """Bytes added by moving each of these computations to each place, [n, places]."""
+    for index in range(len(comps)):
+        for place in range(len(tables.loads)):
+            cost[index, place] = _cost(tables, comps[index], place)
+
+
+@compiled
+def move(tables: Tables, comp: int, place: int) -> None:
+    """Compute a block elsewhere."""
+    _move(tables, comp, place)
+
+
+@compiled
+def follow(tables: Tables, node_of: IntArray, node: IntArray) -> None:
+    """Give what changed nodes a device there: the cheapest, then the emptiest."""
+    for comp in range(len(node)):
+        if node_of[tables.where[comp]] == node[comp]:
+            continue
+        best, best_cost = -1, 0
+        for device in range(len(node_of)):
+            if node_of[device] != node[comp]:
+                continue
+            cost = _cost(tables, comp, device)
+            emptier = best < 0 or tables.loads[device] < tables.loads[best]
+            if best < 0 or cost < best_cost or (cost == best_cost and emptier):
+                best, best_cost = device, cost
+        _move(tables, comp, best)
+
+
+@compiled
+def relieve(
+    tables: Tables, comps: IntArray, places: IntArray, limit: float, scratch: Scratch
+) -> bool:
+    """Move these computations between places until none is over the limit; False where stuck."""
+    while True:
+        full = places[0]
+        for place in places:
+            if tables.loads[place] > tables.loads[full]:
+                full = place
+        if tables.loads[full] <= limit:
+            return True
+        count = 0
+        for comp in comps:
+            if tables.where[comp] == full:
+                scratch.mine[count] = comp
+                count += 1
+        if not _drain(tables, places, limit, full, count, scratch) and not _exchange(
+            tables, comps, limit, full, count, scratch
+        ):
+            return False
+
+
+@compiled
+def fill_savings(tables: Tables, comps: IntArray, places: IntArray, saved: IntArray) -> None:
+    """Bytes that the best move of each of these computations adds, 0 or less, [n]."""
+    for index in range(len(comps)):
+        saved[index] = 0
+        for place in places:
+            saved[index] = min(saved[index], _cost(tables, comps[index], place))
+
+
+@compiled
+def save(tables: Tables, comps: IntArray, places: IntArray, limit: float) -> int:
+    """Take moves that save bytes within the limit, in the order of these computations.
+
+    Returns:
+        The number of moves.
+    """
+    moved = 0
+    for comp in comps:
+        best, best_cost = -1, 0
+        for place in places:
+            if tables.loads[place] + tables.flops[comp] <= limit:
+                cost = _cost(tables, comp, place)
+                if cost < best_cost:
+                    best, best_cost = place, cost
+        if best >= 0:
+            _move(tables, comp, best)
+            moved += 1
+    return moved
+
+
+@inner
+def _cost(tables: Tables, comp: int, place: int) -> int:
+    """Bytes that a move adds."""
+    here, added = tables.where[comp], 0
+    if here == place:
+        return 0
+    for row in (tables.q_row[comp], tables.kv_row[comp]):
+        home = tables.home[row]
+        if tables.users[row, place] == 0 and home != place:
+            added += tables.size[row]
+        if tables.users[row, here] == 1 and home != here:
+            added -= tables.size[row]
+    return added
+
+
+@inner
+def _move(tables: Tables, comp: int, place: int) -> None:
+    here = tables.where[comp]
+    for row in (tables.q_row[comp], tables.kv_row[comp]):
+        tables.users[row, here] -= 1
+        tables.users[row, place] += 1
+    tables.loads[here] -= tables.flops[comp]
+    tables.loads[place] += tables.flops[comp]
+    tables.where[comp] = place
+
+
+@inner
+def _drain(
+    tables: Tables, places: IntArray, limit: float, full: int, count: int, scratch: Scratch
+) -> bool:
+    """Move computations out of a full place, most excess for a byte first; False if none moved."""
+    mine, cost, target = scratch.mine, scratch.cost, scratch.target
+    for index in range(count):
+        _find_room(tables, places, limit, index, scratch)
+    moved = False
+    while tables.loads[full] > limit:
+        excess = tables.loads[full] - limit
+        best, best_price = -1, np.inf
+        for index in range(count):
+            useful = min(tables.flops[mine[index]], excess)
+            if useful > 0 and cost[index] / max(useful, 1.0) < best_price:
+                best, best_price = index, cost[index] / max(useful, 1.0)
+        if best < 0:
+            break
+        # Places only fill up here, so the cheapest of all is the one to take if it still has room.
+        chosen = mine[best]
+        if tables.loads[target[best]] + tables.flops[chosen] > limit:
+            _find_room(tables, places, limit, best, scratch)
+            continue
+        _move(tables, chosen, target[best])
+        moved = True
+        for index in range(count):
+            comp = mine[index]
+            if tables.where[comp] != full:
+                cost[index] = np.inf
+            elif (
+                tables.q_row[comp] == tables.q_row[chosen]
+                or tables.kv_row[comp] == tables.kv_row[chosen]
+            ):
+                _find_room(tables, places, limit, index, scratch)
+    return moved
+
+
+@inner
+def _find_room(
+    tables: Tables, places: IntArray, limit: float, index: int, scratch: Scratch
+) -> None:
+    """Where a computation moves at fewest bytes within the limit, and the bytes; inf: nowhere."""
+    comp = scratch.mine[index]
+    scratch.target[index], scratch.cost[index] = places[0], np.inf
+    for place in places:
+        if tables.loads[place] + tables.flops[comp] <= limit:
+            cost = _cost(tables, comp, place)
+            if cost < scratch.cost[index]:
+                scratch.target[index], scratch.cost[index] = place, cost
+
+
+@inner
+def _exchange(
+    tables: Tables, comps: IntArray, limit: float, full: int, count: int, scratch: Scratch
+) -> bool:
+    """Exchange a computation for a smaller one elsewhere; False where none helps."""
+    excess = tables.loads[full] - limit
+    best, best_other, best_price = -1, -1, np.inf
+    for index in range(count):
+        comp = scratch.mine[index]
+        for other in comps:
+            place = tables.where[other]
+            shed = tables.flops[comp] - tables.flops[other]
+            if place == full or shed <= 0 or shed > limit - tables.loads[place]:
+                continue
+            cost = _cost(tables, comp, place) + _cost(tables, other, full)
+            price = cost / max(min(shed, excess), 1.0)
+            if price < best_price:
+                best, best_other, best_price = comp, other, price
+    if best < 0:
+        return False
+    place = tables.where[best_other]
+    _move(tables, best, place)
+    _move(tables, best_other, full)
+    return True
