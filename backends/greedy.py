@@ -218,10 +218,12 @@ def _cut_bytes(blocks: IntArray, size: IntArray) -> IntArray:
         blocks: Token block of every entry, [n].
         size: Bytes of every token block, [T].
     """
-    count = len(blocks)
-    used, first = np.unique(blocks, return_index=True)
-    last = count - 1 - np.unique(blocks[::-1], return_index=True)[1]
-    change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, first + 1, size[used])
-    np.add.at(change, last + 1, -size[used])
-    return np.asarray(np.cumsum(change)[: count + 1])
+    position = np.arange(len(blocks))
+    first, last = np.full((2, len(size)), -1)
+    first[blocks[::-1]] = position[::-1]  # of equal indices the last one counts
+    last[blocks] = position
+    used = np.flatnonzero(last >= 0)
+    change = np.zeros(len(blocks) + 2, dtype=np.int64)
+    np.add.at(change, first[used] + 1, size[used])
+    np.add.at(change, last[used] + 1, -size[used])
+    return np.asarray(np.cumsum(change)[: len(blocks) + 1])

@@ -32,17 +32,17 @@ class Touching:
         q_row = problem.comp_q * groups + problem.comp_group
         kv_row = (self._shape[1] + problem.comp_kv) * groups + problem.comp_group
         size = np.concatenate([problem.q_side_bytes.ravel(), problem.kv_side_bytes.ravel()])
-        users = np.zeros((len(size), places), dtype=np.int32)
-        for row in (q_row, kv_row):
-            np.add.at(users, (row, where), 1)
+        where = where.astype(np.int64)
+        touched = np.concatenate([q_row * places + where, kv_row * places + where])
+        users = np.bincount(touched, minlength=len(size) * places).astype(np.int32)
         self.tables = Tables(
             q_row=q_row,
             kv_row=kv_row,
             flops=np.array(problem.comp_flops),
-            where=where.astype(np.int64),
+            where=where,
             size=size.astype(np.int64),
             home=np.tile(np.repeat(home, groups), 2),
-            users=users,
+            users=users.reshape(len(size), places),
             loads=loads(where, problem.comp_flops, places),
         )
         self.scratch = Scratch.of(len(where))
