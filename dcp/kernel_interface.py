@@ -1,5 +1,8 @@
 """The interface of kernels: what the executor needs of blockwise attention, forward and backward.
 
+A kernel computes single blocks. How it runs the instructions of a program is its own choice: block
+by block, as it does if nothing else is said, or a whole instruction at once.
+
 A partial result of attention over some of a row's keys is (out, lse): the softmax-weighted mean
 of the values, and the natural logarithm of the sum of exponentials. Two partials of one row merge
 exactly, so blocks may be computed anywhere and in any order.
@@ -7,9 +10,10 @@ exactly, so blocks may be computed anywhere and in any order.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +22,11 @@ from torch import Tensor
 from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
 from dcp.backend import Backend
+
+if TYPE_CHECKING:
+    from dcp.blocks import BlockGraph
+    from dcp.instructions import Attention, CommLaunch, Copy, Program, Reduce
+    from dcp.runtime.buffers import Buffers
 
 MaskRow = tuple[int, int, int, int, int, int]
 
@@ -58,6 +67,34 @@ class BlockMask:
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype in which partial results of tensors of a dtype accumulate."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class ProgramKernel(ABC):
+    """A kernel at work on one run of a program, in the memory of that run.
+
+    Each method does all of one instruction. What the instruction adds up is added up in the order
+    of its items, so that two runs give the same bits. Nothing here waits for a GPU.
+    """
+
+    @abstractmethod
+    def attend(self, instruction: Attention) -> None:
+        """Compute attention, and bring the results into their accumulators."""
+
+    @abstractmethod
+    def reduce(self, instruction: Reduce) -> None:
+        """Bring partial results that came from others into their accumulators."""
+
+    @abstractmethod
+    def copy(self, instruction: Copy) -> None:
+        """Copy final results home; head groups that share a key head add up their gradients."""
+
+    @abstractmethod
+    def pack(self, launch: CommLaunch, data: Tensor) -> None:
+        """Write what a launch sends into its messages, bytes laid out as in `messages`."""
+
+    @abstractmethod
+    def unpack(self, launch: CommLaunch, data: Tensor) -> None:
+        """Write the messages that came for a launch into their slots."""
 
 
 class Kernel(Backend):
@@ -147,3 +184,15 @@ class Kernel(Backend):
         out.mul_(torch.exp(lse - reference)[..., None])
         out.addcmul_(new_out.to(out.dtype), torch.exp(new_lse - reference)[..., None])
         lse.copy_(total)
+
+    def bind(self, blocks: BlockGraph, program: Program, buffers: Buffers) -> ProgramKernel:
+        """Prepare to run a program's instructions in its memory; see `ProgramKernel`.
+
+        Args:
+            blocks: The plan's blocks.
+            program: One rank's program of one phase.
+            buffers: The memory of this run.
+        """
+        from dcp.runtime.block_by_block import BlockByBlock  # which is made of this interface
+
+        return BlockByBlock(self, blocks, program, buffers)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dcp.batch import DTYPE_BYTES, AttentionSpec
 from dcp.blocks import BlockGraph
 from dcp.instructions import ARENAS, Buffer, CommLaunch, CommWait, Items, Program
 from dcp.traffic import item_bytes
+
+MESSAGE_ALIGNMENT_BYTES = 16  # NCCL moves what is aligned to less byte by byte
+
+
+def padded_bytes(nbytes: int) -> int:
+    """Where the next message may begin in a buffer whose first bytes are taken."""
+    return -(-nbytes // MESSAGE_ALIGNMENT_BYTES) * MESSAGE_ALIGNMENT_BYTES
 
 
 def row_bytes(buffer: Buffer, spec: AttentionSpec) -> int:
@@ -52,4 +61,7 @@ def _peak_message_bytes(blocks: BlockGraph, program: Program) -> int:
 
 
 def _total(blocks: BlockGraph, program: Program, items: Items) -> int:
-    return int(item_bytes(blocks, program, items).sum())
+    """Bytes of a buffer for all messages of a step in one direction."""
+    of_peer = np.zeros(int(items["peer"].max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(of_peer, items["peer"], item_bytes(blocks, program, items))
+    return sum(map(padded_bytes, of_peer.tolist()))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from attention_runs import random_inputs
 from distributed_ranks import run_ranks
-from torch import Tensor
 
 import dcp
 from dcp.blocks import Kind
@@ -17,7 +16,7 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import CommLaunch, Program
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.memory import program_bytes
-from dcp.runtime.allocation import Meter, allocate, metered
+from dcp.runtime.allocation import Meter, metered
 from dcp.runtime.autograd import backward_inputs, forward_inputs
 from dcp.runtime.buffers import Planes
 from dcp.runtime.executor import Executor
@@ -54,18 +53,16 @@ class Alone(Transport):
 
     def __init__(self) -> None:
         self._sent: list[Send] = []
-        self._receiving: dict[int, list[Tensor]] = {}
+        self._receiving: dict[int, list[Receive]] = {}
 
     def launch(self, step: int, sends: list[Send], receives: list[Receive]) -> None:
         self._sent += sends
-        self._receiving[step] = [
-            allocate((receive.nbytes,), torch.uint8, torch.device("cpu")).zero_()
-            for receive in receives
-        ]
+        self._receiving[step] = receives
 
-    def receive(self, step: int) -> list[Tensor]:
+    def receive(self, step: int) -> None:
         self._sent.clear()
-        return self._receiving.pop(step)
+        for receive in self._receiving.pop(step):
+            receive.data.zero_()
 
     def finish(self) -> None:
         self._sent.clear()

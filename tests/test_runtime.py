@@ -340,14 +340,13 @@ class TestMessages:
         generator = torch.Generator().manual_seed(0)
         out = torch.randn(3, 1, 5, generator=generator, dtype=torch.float64)
         lse = torch.randn(3, 2, generator=generator)[:, :1]
-        wire = torch.bfloat16, torch.float32
-        message = messages.pack([((out, lse), wire), ((out, lse), wire)])
-        targets = [
-            (torch.empty(3, 1, 5, dtype=torch.bfloat16), torch.empty(3, 1)) for _ in range(2)
-        ]
-        assert len(message) == messages.size_bytes(targets) == 2 * (15 * 2 + 3 * 4)
-        messages.unpack(message, targets)  # the second plane starts at an odd multiple of 2 bytes
-        for target in targets:
+        data = torch.empty(15 * 2 + 3 * 4, dtype=torch.uint8)
+        for begin_out, begin_lse in ((12, 0), (0, 30)):  # at 30 no float32 can start
+            messages.write(out, data, begin_out, torch.bfloat16)
+            messages.write(lse, data, begin_lse, torch.float32)
+            target = torch.empty(3, 1, 5, dtype=torch.bfloat16), torch.empty(3, 1)
+            messages.read(target[0], data, begin_out)
+            messages.read(target[1], data, begin_lse)
             assert torch.equal(target[0], out.bfloat16())
             assert torch.equal(target[1], lse)
 

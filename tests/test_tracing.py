@@ -20,7 +20,7 @@ from dcp.profiling.trace import Range, Span, Subject
 from dcp.program_facts import facts_of
 from dcp.runtime import nvtx_ranges, tracing
 from dcp.runtime.local import take_turns
-from dcp.runtime.transports import LocalTransport, Mailboxes
+from dcp.runtime.transports import LocalTransport, Mailboxes, Receive
 from dcp.scheduling import PHASES
 from dcp.simulator import programs_of
 
@@ -135,7 +135,7 @@ def test_ranks_that_wait_for_ever_leave_no_range_open(nvtx: dict[str, FakeDomain
     plan = plan_of()
     watch = tracing.watch(plan, 0, "forward", CPU)
     transport = LocalTransport(Mailboxes(), 0)
-    transport.launch(1, [], [SimpleNamespace(peer=1, nbytes=1, block=0)])  # type: ignore[list-item]
+    transport.launch(1, [], [Receive(peer=1, block=0, data=torch.empty(1, dtype=torch.uint8))])
 
     def waiting() -> Iterator[int]:
         for _ in watch.each(plan.ranks[0].forward.instructions):

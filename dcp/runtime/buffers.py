@@ -31,8 +31,8 @@ from dcp.runtime.dtypes import DTYPES
 Planes = tuple[Tensor, ...]
 
 # Planes of each kind: those with head_dim elements a row, then those with one.
-_WIDE_PLANES = {Kind.Q: 1, Kind.KV: 2, Kind.O: 1, Kind.DO: 1, Kind.DQ: 1, Kind.DKV: 2}
-_NARROW_PLANES = {Kind.O: 1, Kind.DO: 2}
+WIDE_PLANES = {Kind.Q: 1, Kind.KV: 2, Kind.O: 1, Kind.DO: 1, Kind.DQ: 1, Kind.DKV: 2}
+NARROW_PLANES = {Kind.O: 1, Kind.DO: 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class PlaneDtypes:
             wide = self.spec
         else:
             wide = self.wire_partial
-        narrow = (self.accumulator,) * _NARROW_PLANES.get(kind, 0)
-        return (wide,) * _WIDE_PLANES[kind] + narrow
+        narrow = (self.accumulator,) * NARROW_PLANES.get(kind, 0)
+        return (wide,) * WIDE_PLANES[kind] + narrow
 
     def wire(self, kind: Kind) -> tuple[torch.dtype, ...]:
         """Dtype of each plane in a message."""
@@ -140,7 +140,7 @@ class Buffers:
 
     def output(self, kind: Kind) -> Planes:
         """Planes of a home output, in the dtypes that the caller gets."""
-        wide = _WIDE_PLANES[kind]
+        wide = WIDE_PLANES[kind]
         planes = self._planes[HOME_OUTPUT[kind]]
         return (*(plane.to(self.dtypes.spec) for plane in planes[:wide]), *planes[wide:])
 
@@ -156,9 +156,9 @@ class Buffers:
 
     def _arena(self, buffer: Buffer, rows: int, head_dim: int, device: torch.device) -> Planes:
         kind = KIND_OF[buffer]
-        shapes: list[tuple[int, ...]] = [(rows, head_dim)] * _WIDE_PLANES[kind] + [
+        shapes: list[tuple[int, ...]] = [(rows, head_dim)] * WIDE_PLANES[kind] + [
             (rows,)
-        ] * _NARROW_PLANES.get(kind, 0)
+        ] * NARROW_PLANES.get(kind, 0)
         return tuple(
             allocate(shape, dtype, device)
             for shape, dtype in zip(shapes, self.dtypes.arena(buffer), strict=True)

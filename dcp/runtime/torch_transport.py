@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp.errors import TransportError
-from dcp.runtime.allocation import allocate
 from dcp.runtime.transports import Receive, Send, Transport, describe
 
 
@@ -48,16 +47,14 @@ class TorchTransport(Transport):
 
     def launch(self, step: int, sends: list[Send], receives: list[Receive]) -> None:
         """See `Transport.launch`."""
-        outgoing = [send.data for send in sends]
-        incoming = [allocate((receive.nbytes,), torch.uint8, self._device) for receive in receives]
         named = [self._describe_send(send, step) for send in sends]
         named += [describe(self._rank, receive, step) for receive in receives]
         operations = [
             dist.P2POp(dist.isend, send.data, self._global_rank(send.peer), self._group)
             for send in sends
         ] + [
-            dist.P2POp(dist.irecv, tensor, self._global_rank(receive.peer), self._group)
-            for receive, tensor in zip(receives, incoming, strict=True)
+            dist.P2POp(dist.irecv, receive.data, self._global_rank(receive.peer), self._group)
+            for receive in receives
         ]
         try:
             works = dist.batch_isend_irecv(operations)
@@ -66,20 +63,18 @@ class TorchTransport(Transport):
         if len(works) != len(operations):  # a backend may answer with one work for the batch
             works = [works[-1]] * len(operations)
         started = [
-            _Started(work, tensor, what)
-            for work, tensor, what in zip(works, outgoing + incoming, named, strict=True)
+            _Started(work, operation.tensor, what)
+            for work, operation, what in zip(works, operations, named, strict=True)
         ]
         self._sent += started[: len(sends)]
         self._receiving[step] = started[len(sends) :]
 
-    def receive(self, step: int) -> list[Tensor]:
+    def receive(self, step: int) -> None:
         """See `Transport.receive`."""
-        started = self._receiving.pop(step)
-        self._wait(started)
+        self._wait(self._receiving.pop(step))
         # What was sent with or before these has been asked for by now: all ranks launch a step
         # before they wait for it. So its memory is free again, as `dcp.memory` counts.
         self._finish_sends()
-        return [message.tensor for message in started]
 
     def finish(self) -> None:
         """See `Transport.finish`."""

@@ -19,13 +19,13 @@ class Send:
     data: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Receive:
-    """A message to expect: its peer, its first block, and how many bytes."""
+    """A message to expect: its peer, its first block, and where its bytes go, like `Send`'s."""
 
     peer: int
     block: int
-    nbytes: int
+    data: Tensor
 
 
 class Transport(ABC):
@@ -37,11 +37,14 @@ class Transport(ABC):
 
     @abstractmethod
     def launch(self, step: int, sends: list[Send], receives: list[Receive]) -> None:
-        """Start all messages of a step and return; nobody writes to the sends' bytes any more."""
+        """Start all messages of a step and return; nobody writes to the sends' bytes any more.
+
+        The transport holds the sends until they have left, no longer than to the next `receive`.
+        """
 
     @abstractmethod
-    def receive(self, step: int) -> list[Tensor]:
-        """Wait for the receives of a step; their bytes, in the order of the launch.
+    def receive(self, step: int) -> None:
+        """Wait until the receives of a step hold their bytes.
 
         Raises:
             TransportError: one did not arrive in time, or is not what was expected.
@@ -63,7 +66,7 @@ class Transport(ABC):
 def describe(rank: int, receive: Receive, step: int) -> str:
     """Name a message that is missing."""
     return (
-        f"rank {rank} waits for rank {receive.peer}, which is to send {receive.nbytes} bytes, "
+        f"rank {rank} waits for rank {receive.peer}, which is to send {len(receive.data)} bytes, "
         f"first of them block {receive.block}, before division {step}"
     )
 
@@ -101,15 +104,13 @@ class LocalTransport(Transport):
             if (receive.peer, self._rank, step) not in self._held
         ]
 
-    def receive(self, step: int) -> list[Tensor]:
+    def receive(self, step: int) -> None:
         """See `Transport.receive`."""
-        messages = []
         for receive in self._expected.pop(step):
             message = self._held.pop((receive.peer, self._rank, step))
-            if len(message) != receive.nbytes:
+            if len(message) != len(receive.data):
                 raise TransportError(f"{describe(self._rank, receive, step)}; got {len(message)}")
-            messages.append(message)
-        return messages
+            receive.data.copy_(message)
 
     def finish(self) -> None:
         """Nothing to wait for: a message has left when it lies in its mailbox."""
