@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from dcp.arrays import IntArray
 from dcp.backends.overlap_inputs import Inputs
-from dcp.blocks import Kind
 from dcp.checks import check_integer
-from dcp.direct_transfers import transfer_rows
-from dcp.scheduling import (
-    KEY_INPUT,
-    KEY_RESULT,
-    QUERY_INPUTS,
-    QUERY_RESULT,
-    Schedule,
-    Scheduler,
-    SchedulingProblem,
-    Transfers,
-)
+from dcp.scheduling import Schedule, Scheduler, SchedulingProblem, Transfers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +73,7 @@ def _time(candidate: _Candidate) -> float:
 
 def _candidate(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> _Candidate:
     schedule = _arranged(problem, inputs, choice)
-    return _Candidate(choice, schedule, problem.timeline(schedule).estimate().total_s)
+    return _Candidate(choice, schedule, problem.timeline(schedule).total_s)
 
 
 def _relayed(problem: SchedulingProblem, choice: _Choice) -> list[_Choice]:
@@ -100,35 +87,25 @@ def _relayed(problem: SchedulingProblem, choice: _Choice) -> list[_Choice]:
 def _arranged(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> Schedule:
     """The schedule of one choice."""
     source, step = inputs.arrivals(choice.steps, relay=choice.relay)
-    division = np.maximum(np.append(step, 0)[inputs.of_query], np.append(step, 0)[inputs.of_key])
-    phase = problem.phase
-    rows = _rows(inputs, QUERY_INPUTS[phase], [KEY_INPUT], source, inputs.device, step)
-    if len(step):
-        target, leave = inputs.departures(division, early=choice.results_early, relay=choice.relay)
-        key_results = [KEY_RESULT] if phase == "backward" else []
-        rows += _rows(inputs, [QUERY_RESULT[phase]], key_results, inputs.device, target, leave)
+    steps = np.append(step, 0)
+    division = np.maximum(steps[inputs.of_query], steps[inputs.of_key])
+    target, leave = inputs.departures(division, early=choice.results_early, relay=choice.relay)
+    kind, block, group, which, returns = inputs.moves
+    device, devices = inputs.device[which], problem.cluster.num_devices
+    src = np.where(returns, device, source[which])
+    dst = np.where(returns, target[which], device)
+    when = np.where(returns, leave[which], step[which])
+    order = np.argsort((when * devices + src) * devices + dst, kind="stable")
     return Schedule(
-        phase=phase,
+        phase=problem.phase,
         num_divisions=int(division.max(initial=0)) + 1,
         comp_division=division,
-        transfers=Transfers.of(np.concatenate(rows)),
+        transfers=Transfers(
+            kind=kind[order],
+            block=block[order],
+            group=group[order],
+            src=src[order],
+            dst=dst[order],
+            step=when[order],
+        ),
     )
-
-
-def _rows(
-    inputs: Inputs,
-    query_kinds: Iterable[Kind],
-    key_kinds: Iterable[Kind],
-    src: IntArray,
-    dst: IntArray,
-    step: IntArray,
-) -> list[IntArray]:
-    """Rows for `Transfers.of` that move these kinds, one set for each input."""
-    parts = [(kind, inputs.queries) for kind in query_kinds]
-    parts += [(kind, inputs.keys) for kind in key_kinds]
-    return [
-        transfer_rows(
-            kind, inputs.block[part], inputs.group[part], src[part], dst[part], step[part]
-        )
-        for kind, part in parts
-    ]

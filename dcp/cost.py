@@ -51,10 +51,11 @@ class Messages:
         """Items with the same source, destination and step travel as one message."""
         ranks = int(max(src.max(initial=0), dst.max(initial=0))) + 1
         key = (step * ranks + src) * ranks + (dst - src) % ranks
-        distinct, message = np.unique(key, return_inverse=True)
-        total = np.zeros(len(distinct), dtype=np.int64)
-        np.add.at(total, message, item_bytes)
-        rest, offset = np.divmod(distinct, ranks)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        begins = np.flatnonzero(np.diff(key, prepend=-1))
+        total = np.add.reduceat(item_bytes[order], begins) if len(begins) else item_bytes
+        rest, offset = np.divmod(key[begins], ranks)
         step, src = np.divmod(rest, ranks)
         return cls(src=src, dst=(src + offset) % ranks, step=step, message_bytes=total)
 
@@ -93,13 +94,17 @@ class Timeline:
         launch: FloatArray = self.begin_s + self.work.reduce_s
         return launch
 
+    @property
+    def total_s(self) -> float:
+        """Until the last rank is done."""
+        return float(self.end_s[:, -1].max())
+
     def estimate(self) -> Estimate:
         """Totals over ranks."""
         waits = (self.begin_s - self.wait_s).sum(axis=1)
         receiving = np.zeros(len(waits))
         np.add.at(receiving, self.messages.dst, self.arrived_s - self.sent_s)
-        finish = self.end_s[:, -1]
-        total = float(finish.max())
+        finish, total = self.end_s[:, -1], self.total_s
         return Estimate(
             total_s=total,
             exposed_comm_s=float(waits.mean()),
@@ -158,8 +163,7 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
     """
     from dcp.event_engine import play  # compiled code, loaded when something is simulated
 
-    duration, latency = _message_times(messages, cluster)
-    ports_out, ports_in = _ports(messages, cluster)
+    duration, latency, ports_out, ports_in = _passage(messages, cluster)
     wait, begin, end, sent, arrived = play(
         work.reduce_s,
         work.attention_s + work.copy_s,
@@ -182,24 +186,18 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
     )
 
 
-def _crosses_nodes(messages: Messages, cluster: Cluster) -> IntArray:
-    node = cluster.device_node
-    return np.not_equal(node[messages.src], node[messages.dst]).astype(np.int64)
+def _passage(
+    messages: Messages, cluster: Cluster
+) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
+    """Of each message: seconds on its ports, latency, and the ports it leaves and enters through.
 
-
-def _message_times(messages: Messages, cluster: Cluster) -> tuple[FloatArray, FloatArray]:
-    """Seconds that each message occupies its ports, and its latency."""
-    crosses = _crosses_nodes(messages, cluster)
-    links = (cluster.intra, cluster.inter)
-    bandwidth = np.array([link.bandwidth_bytes_per_s for link in links])[crosses]
-    latency = np.array([link.latency_s for link in links])[crosses]
-    return messages.message_bytes / bandwidth, latency
-
-
-def _ports(messages: Messages, cluster: Cluster) -> tuple[IntArray, IntArray]:
-    """Port that each message leaves and enters through; device ports first, then NICs."""
-    crosses = _crosses_nodes(messages, cluster) == 1
-    nic = cluster.num_devices + cluster.device_nic
-    out = np.where(crosses, nic[messages.src], messages.src)
-    into = np.where(crosses, nic[messages.dst], messages.dst)
-    return out, into
+    Device ports are numbered first, then NICs.
+    """
+    node, nic = cluster.device_node, cluster.num_devices + cluster.device_nic
+    src, dst = messages.src, messages.dst
+    crosses = node[src] != node[dst]
+    intra, inter = cluster.intra, cluster.inter
+    bandwidth = np.where(crosses, inter.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s)
+    latency = np.where(crosses, inter.latency_s, intra.latency_s)
+    out, into = np.where(crosses, nic[src], src), np.where(crosses, nic[dst], dst)
+    return messages.message_bytes / bandwidth, latency, out, into

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import BoolArray, FloatArray, IntArray
 from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
-from dcp.cost import Timeline
+from dcp.cost import Timeline, attention_seconds
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -36,6 +37,7 @@ QUERY_RESULT: dict[Phase, Kind] = {"forward": Kind.O, "backward": Kind.DQ}
 KEY_INPUT = Kind.KV
 KEY_RESULT = Kind.DKV  # backward only
 RESULTS = (Kind.O, Kind.DQ, Kind.DKV)
+_IS_RESULT = np.isin(np.arange(len(Kind)), RESULTS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +63,12 @@ class Transfers:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @cached_property
+    def is_result(self) -> BoolArray:
+        """Whether a transfer moves a partial result rather than an input, [n]."""
+        chosen: BoolArray = _IS_RESULT[self.kind]
+        return chosen
 
     def bytes_of(self, blocks: BlockGraph) -> IntArray:
         """Bytes of every transfer, [n]."""
@@ -109,6 +117,19 @@ class SchedulingProblem:
     cluster: Cluster
     phase: Phase
     cost_model: CostModel = field(default_factory=_event_model)
+
+    @cached_property
+    def comp_s(self) -> FloatArray:
+        """Seconds of every computation block inside a running kernel, [C]."""
+        blocks = self.blocks
+        return attention_seconds(
+            self.cluster.device,
+            backward=self.phase == "backward",
+            flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[blocks.comp_group],
+            pairs=blocks.comp_pairs,
+            q_tokens=blocks.token_length[blocks.comp_q],
+            kv_tokens=blocks.token_length[blocks.comp_kv],
+        )
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Play an answer through."""
