@@ -38,26 +38,6 @@ class Moves(NamedTuple):
     returns: BoolArray
 
 
-class _Waiting(NamedTuple):
-    """Computations that wait for an input, and what each device can compute without one.
-
-    Attributes:
-        order: Inputs by device, [n].
-        device_ptr: Inputs of device d are order[device_ptr[d]] … order[device_ptr[d + 1] - 1].
-        first, second: Places in that order of the one or two inputs that each computation waits
-            for, -1 for none, [c].
-        comp_s: Seconds of each of those computations, [c].
-        local_s: Seconds of the other work of each device, [D].
-    """
-
-    order: IntArray
-    device_ptr: IntArray
-    first: IntArray
-    second: IntArray
-    comp_s: FloatArray
-    local_s: FloatArray
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
     """One input a (block, group, device that is not its home): queries first, then keys.
@@ -68,7 +48,6 @@ class Inputs:
         queries, keys: Where the two kinds stand.
         of_query, of_key: Input of each computation block, [C]; n where it is at home.
         comp_s: Seconds of each computation block, [C].
-        comp_device: Device of each computation block, [C].
         cluster: Devices and links.
         phase: What is scheduled.
     """
@@ -83,7 +62,6 @@ class Inputs:
     of_query: IntArray
     of_key: IntArray
     comp_s: FloatArray
-    comp_device: IntArray
     cluster: Cluster
     phase: Phase
 
@@ -109,17 +87,19 @@ class Inputs:
             queries=slice(0, len(queries)),
             keys=slice(len(queries), total),
             of_query=np.where(queries.index < len(queries), queries.index, total),
-            of_key=keys.index + len(queries),
+            of_key=np.where(keys.index < len(keys), keys.index + len(queries), total),
             comp_s=problem.comp_s,
-            comp_device=problem.comp_device,
             cluster=problem.cluster,
             phase=problem.phase,
         )
 
+    def __len__(self) -> int:
+        return len(self.block)
+
     @cached_property
     def moves(self) -> Moves:
         """All inputs and all partial results, each once."""
-        every = np.arange(len(self.block))
+        every = np.arange(len(self))
         parts = dict.fromkeys(QUERY_INPUTS[self.phase], every[self.queries])
         parts |= {KEY_INPUT: every[self.keys], QUERY_RESULT[self.phase]: every[self.queries]}
         if self.phase == "backward":
@@ -129,66 +109,70 @@ class Inputs:
         kind = np.repeat(kinds, [len(parts[kind]) for kind in kinds])
         return Moves(kind, self.block[which], self.group[which], which, np.isin(kind, RESULTS))
 
-    def arrivals(self, steps: int, *, relay: bool) -> tuple[IntArray, IntArray]:
-        """Source and step of every input, [n] each.
+    def arrivals(self, steps: int, step_s: float) -> IntArray:
+        """Step of every input from 1 on, [n].
 
         Args:
-            steps: Even shares that the inputs of a device are dealt into at most.
-            relay: Let an input cross to a node once, and go on from there a step later.
+            steps: What has not arrived before this step arrives at it, or right behind its relay.
+            step_s: Seconds for which a device receives, and for which one sends, at a step.
         """
-        step = self._steps(self.home, steps)
-        if not relay:
-            return self.home, step
-        leader = self._leaders(step)
-        source = np.where(self._led(leader), self.device[leader], self.home)
-        step = self._steps(source, steps)
-        return source, np.where(self._led(leader), np.maximum(step, step[leader] + 1), step)
+        from dcp.backends.overlap_kernel import deal_inputs  # compiled code
 
-    def departures(
-        self, division: IntArray, *, early: bool, relay: bool
-    ) -> tuple[IntArray, IntArray]:
+        return deal_inputs(
+            *self._by_device,
+            self.source,
+            self._relay,
+            self._sending_s,
+            self.of_query,
+            self.of_key,
+            self.comp_s,
+            *self._unlocked,
+            steps,
+            step_s,
+        )
+
+    def departures(self, division: IntArray) -> tuple[IntArray, IntArray]:
         """Destination and step of the partial result that goes with every input, [n] each.
+
+        A result leaves once it is complete; those of a node are added up before they cross.
 
         Args:
             division: Division of each computation block, [C].
-            early: Send a result as soon as it is complete, rather than after all work.
-            relay: Add the results of a node up before they cross to another.
         """
-        after_all = np.full(len(self.block), division.max(initial=0))
-        last = self._last_use(division) if early else after_all
-        step = last + 2
-        if not relay:
-            return self.home, step
-        leader = self._leaders(-step)
+        begins, comps = self._unlocked
+        step = np.maximum.reduceat(division[comps], begins[:-1]) + 2
+        leader = self._leaders(step.max(initial=0) - step)
         led = self._led(leader)
         after = np.zeros(len(step), dtype=np.int64)
         np.maximum.at(after, leader[led], step[led] + 1)
         return np.where(led, self.device[leader], self.home), np.maximum(step, after)
 
-    def _last_use(self, division: IntArray) -> IntArray:
-        """Last division that computes with each input, [n]."""
-        last = np.zeros(len(self.block) + 1, dtype=np.int64)
-        np.maximum.at(last, self.of_query, division)
-        np.maximum.at(last, self.of_key, division)
-        return last[:-1]
+    @cached_property
+    def source(self) -> IntArray:
+        """Device that each input comes from: its home, or one of the same node, [n]."""
+        relayed = self._relay < len(self)
+        source: IntArray = np.where(relayed, np.append(self.device, 0)[self._relay], self.home)
+        return source
 
     @cached_property
-    def _in_node(self) -> tuple[IntArray, IntArray]:
-        """Inputs by data, node, device, [n], and for each a number of its data in its node, [n]."""
-        node = self.cluster.device_node[self.device]
-        kind = np.arange(len(self.block)) >= self.keys.start
-        order = np.lexsort((self.device, node, self.group, self.block, kind))
-        same = np.stack([kind, self.block, self.group, node])[:, order]
-        number = np.zeros(len(order), dtype=np.int64)
-        number[1:] = np.cumsum((np.diff(same, axis=1) != 0).any(axis=0))
-        return order, number
+    def _relay(self) -> IntArray:
+        """Input of the same node that has to arrive before each, [n]; n for none.
+
+        The device that has most work for it gets it first.
+        """
+        begins, comps = self._unlocked
+        needed_s = np.add.reduceat(self.comp_s[comps], begins[:-1])
+        rank = np.empty(len(self), dtype=np.int64)
+        rank[np.argsort(-needed_s, kind="stable")] = np.arange(len(self))
+        leader = self._leaders(rank)
+        relay: IntArray = np.where(self._led(leader), leader, len(self))
+        return relay
 
     def _leaders(self, rank: IntArray) -> IntArray:
         """For every input, the one of lowest rank among those of the same data in its node."""
-        order, number = self._in_node
-        ranked = order[np.lexsort((rank[order], number))]
-        leader = np.empty(len(order), dtype=np.int64)
-        leader[ranked] = ranked[np.searchsorted(number, number)]
+        same, begins = self._same_in_node
+        key = (same * (rank.max(initial=0) + 1) + rank) * self.cluster.num_devices + self.device
+        leader: IntArray = np.argsort(key)[begins][same]
         return leader
 
     def _led(self, leader: IntArray) -> BoolArray:
@@ -199,44 +183,38 @@ class Inputs:
         return led
 
     @cached_property
-    def _waiting(self) -> _Waiting:
-        devices = self.cluster.num_devices
+    def _same_in_node(self) -> tuple[IntArray, IntArray]:
+        """Number of the set of inputs of the same data and node, [n]; where sorted sets begin."""
+        kind = np.zeros(len(self), dtype=np.int64)
+        kind[self.keys] = 1
+        key = (kind * (self.block.max(initial=0) + 1) + self.block) * (
+            self.group.max(initial=0) + 1
+        ) + self.group
+        key = key * self.cluster.nodes + self.cluster.device_node[self.device]
+        _, same, count = np.unique(key, return_inverse=True, return_counts=True)
+        return same, np.cumsum(count) - count
+
+    @cached_property
+    def _by_device(self) -> tuple[IntArray, IntArray]:
+        """Inputs by device: where each device's begin, [devices + 1], and inputs, [n]."""
         order = np.argsort(self.device, kind="stable")
-        place = np.empty(len(order) + 1, dtype=np.int64)
-        place[order], place[-1] = np.arange(len(order)), -1
-        first, second = place[self.of_query], place[self.of_key]
-        waits = (first >= 0) | (second >= 0)
-        local_s = np.bincount(self.comp_device[~waits], self.comp_s[~waits], devices)
-        return _Waiting(
-            order=order,
-            device_ptr=np.searchsorted(self.device[order], np.arange(devices + 1)),
-            first=first[waits],
-            second=second[waits],
-            comp_s=self.comp_s[waits],
-            local_s=np.asarray(local_s, dtype=np.float64),
-        )
+        devices = np.arange(self.cluster.num_devices + 1)
+        return np.searchsorted(self.device[order], devices), order
 
-    def _steps(self, source: IntArray, steps: int) -> IntArray:
-        """Step of every input from 1 on, [n]; each device by itself."""
-        from dcp.backends.overlap_kernel import deal_inputs  # compiled code
+    @cached_property
+    def _unlocked(self) -> tuple[IntArray, IntArray]:
+        """Computations by input: where each input's begin, [n + 1], and computations."""
+        comps = np.tile(np.arange(len(self.comp_s)), 2)
+        inputs = np.concatenate([self.of_query, self.of_key])
+        order = np.argsort(inputs, kind="stable")
+        order = order[: np.count_nonzero(inputs < len(self))]
+        return np.searchsorted(inputs[order], np.arange(len(self) + 1)), comps[order]
 
-        waiting = self._waiting
-        step = np.empty(len(source), dtype=np.int64)
-        step[waiting.order] = deal_inputs(
-            waiting.device_ptr,
-            self._sending_s(source)[waiting.order],
-            waiting.first,
-            waiting.second,
-            waiting.comp_s,
-            waiting.local_s,
-            steps,
-        )
-        return step
-
-    def _sending_s(self, source: IntArray) -> FloatArray:
+    @cached_property
+    def _sending_s(self) -> FloatArray:
         """Seconds that every input takes on its link when all devices of a node receive."""
-        cluster, node = self.cluster, self.cluster.device_node
-        crosses = node[source] != node[self.device]
+        cluster = self.cluster
+        crosses = cluster.device_node[self.source] != cluster.device_node[self.device]
         nics = cluster.nics_per_node or cluster.devices_per_node
         shared = cluster.inter.bandwidth_bytes_per_s * nics / cluster.devices_per_node
         seconds: FloatArray = self.size_bytes / np.where(

@@ -1,4 +1,4 @@
-"""The order in which a device's inputs arrive, compiled."""
+"""Arrival of inputs and divisions of work, compiled."""
 
 from __future__ import annotations
 
@@ -11,87 +11,123 @@ from dcp.arrays import FloatArray, IntArray
 @numba.njit(cache=True)
 def deal_inputs(
     device_ptr: IntArray,
+    by_device: IntArray,
+    source: IntArray,
+    relay: IntArray,
     sending_s: FloatArray,
     first: IntArray,
     second: IntArray,
     comp_s: FloatArray,
-    local_s: FloatArray,
+    unlocked_ptr: IntArray,
+    unlocked: IntArray,
     steps: int,
+    step_s: float,
 ) -> IntArray:
     """Step of every input, from 1 on: greedily those that unlock most work for a second.
 
-    A step closes once sending it takes as long as the division before computes, and at least an
-    even share of all that the device receives.
+    Devices choose in turn, a different one first at each step. At a step a device receives what
+    fits into the time, or one input, and a source sends what fits, or one.
 
     Args:
-        device_ptr: Inputs of device d are device_ptr[d] … device_ptr[d + 1] - 1.
+        device_ptr, by_device: Inputs of device d are by_device[device_ptr[d] : device_ptr[d + 1]].
+        source: Device that sends each input, [n].
+        relay: Input that arrives before each, n for none, [n].
         sending_s: Seconds that each input takes, [n].
-        first, second: The one or two inputs that each computation waits for, -1 for none, [c].
-        comp_s: Seconds of each of those computations, [c].
-        local_s: Seconds of each device's work that waits for nothing, [devices].
-        steps: Even shares at most.
+        first, second: Inputs that each computation waits for, n for none, [C].
+        comp_s: Seconds of each computation, [C].
+        unlocked_ptr, unlocked: Computations that wait for input i are
+            unlocked[unlocked_ptr[i] : unlocked_ptr[i + 1]].
+        steps: After this step, everything may arrive.
+        step_s: Seconds for what arrives before.
     """
-    count = len(sending_s)
-    ptr, comps = _by_input(first, second, count)
-    missing = np.zeros(len(comp_s), np.int64)
-    unlocks = np.zeros(count)
-    helps = np.zeros(count)
-    for comp in range(len(comp_s)):
-        both = first[comp] >= 0 and second[comp] >= 0 and first[comp] != second[comp]
-        missing[comp] = 2 if both else 1
-        for item in (first[comp], second[comp]):
-            if item >= 0:
-                if both:
-                    helps[item] += comp_s[comp]
-                else:
-                    unlocks[item] = unlocks[item] + comp_s[comp]
-                    break
+    count, devices = len(sending_s), len(device_ptr) - 1
+    missing, worth_s = _worth(first, second, comp_s, count)
     step = np.zeros(count, np.int64)
-    for device in range(len(device_ptr) - 1):
-        begin, end = device_ptr[device], device_ptr[device + 1]
-        share = sending_s[begin:end].sum() / steps
-        cover, unlocked, sending, current = local_s[device], 0.0, 0.0, 1
-        for _ in range(begin, end):
-            best, best_value = -1, -1.0
-            for item in range(begin, end):
-                if step[item] == 0:
-                    value = (unlocks[item] + 0.5 * helps[item]) / (sending_s[item] + 1e-12)
+    left, now = count, 0
+    while left:
+        now += 1
+        limit_s = step_s if now <= steps else np.inf
+        sent_s = np.zeros(devices)
+        for turn in range(devices):
+            device = (turn + now) % devices
+            received_s = 0.0
+            while True:
+                best, best_value = -1, -1.0
+                for position in range(device_ptr[device], device_ptr[device + 1]):
+                    item = by_device[position]
+                    behind = relay[item] < count and not 0 < step[relay[item]] < now
+                    if step[item] or behind:
+                        continue
+                    sends_s = sent_s[source[item]]
+                    if sends_s > 0 and sends_s + sending_s[item] > limit_s:
+                        continue
+                    value = worth_s[item] / (sending_s[item] + 1e-12)
                     if value > best_value:
                         best, best_value = item, value
-            if sending > 0 and sending >= max(cover, share) * (1 - 1e-9):
-                cover, unlocked, sending = unlocked, 0.0, 0.0
-                current += 1
-            step[best] = current
-            sending += sending_s[best]
-            for position in range(ptr[best], ptr[best + 1]):
-                comp = comps[position]
-                missing[comp] -= 1
-                if missing[comp] == 0:
-                    unlocked += comp_s[comp]
-                else:
-                    other = second[comp] if first[comp] == best else first[comp]
-                    unlocks[other] += comp_s[comp]
-                    helps[other] -= comp_s[comp]
+                if best < 0 or (received_s > 0 and received_s + sending_s[best] > limit_s):
+                    break
+                step[best] = now
+                left -= 1
+                received_s += sending_s[best]
+                sent_s[source[best]] += sending_s[best]
+                for position in range(unlocked_ptr[best], unlocked_ptr[best + 1]):
+                    comp = unlocked[position]
+                    missing[comp] -= 1
+                    if missing[comp]:
+                        other = second[comp] if first[comp] == best else first[comp]
+                        worth_s[other] += 0.5 * comp_s[comp]
     return step
 
 
 @numba.njit(cache=True)
-def _by_input(first: IntArray, second: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Computations of every input, in compressed rows: ptr and computations."""
-    ptr = np.zeros(count + 1, np.int64)
-    for comp in range(len(first)):
-        if first[comp] >= 0:
-            ptr[first[comp] + 1] += 1
-        if second[comp] >= 0 and second[comp] != first[comp]:
-            ptr[second[comp] + 1] += 1
-    ptr = np.cumsum(ptr)
-    fill = ptr[:-1].copy()
-    comps = np.zeros(ptr[-1], np.int64)
-    for comp in range(len(first)):
-        if first[comp] >= 0:
-            comps[fill[first[comp]]] = comp
-            fill[first[comp]] += 1
-        if second[comp] >= 0 and second[comp] != first[comp]:
-            comps[fill[second[comp]]] = comp
-            fill[second[comp]] += 1
-    return ptr, comps
+def _worth(
+    first: IntArray, second: IntArray, comp_s: FloatArray, count: int
+) -> tuple[IntArray, FloatArray]:
+    """Inputs that each computation misses, [C]; seconds that each input unlocks, [n].
+
+    Half of what another input is missing for counts too.
+    """
+    missing = np.zeros(len(comp_s), np.int64)
+    worth_s = np.zeros(count + 1)
+    for comp in range(len(comp_s)):
+        missing[comp] = (first[comp] < count) + (second[comp] < count)
+        share = 0.5 if missing[comp] == 2 else 1.0
+        worth_s[first[comp]] += share * comp_s[comp]
+        worth_s[second[comp]] += share * comp_s[comp]
+    return missing, worth_s
+
+
+@numba.njit(cache=True)
+def fill_divisions(
+    device_ptr: IntArray,
+    by_device: IntArray,
+    release: IntArray,
+    comp_s: FloatArray,
+    division_s: float,
+) -> IntArray:
+    """Division of every computation block: the first that are there, until a division is full.
+
+    Args:
+        device_ptr, by_device: Blocks of device d, most urgent first, are
+            by_device[device_ptr[d] : device_ptr[d + 1]].
+        release: First division that each block may be in, [C].
+        comp_s: Seconds of each block, [C].
+        division_s: Seconds of a division; what is left over joins the last one that inputs
+            arrive for, or the last that is needed to do all in time.
+    """
+    division = np.full(len(comp_s), -1, np.int64)
+    for device in range(len(device_ptr) - 1):
+        begin, end = device_ptr[device], device_ptr[device + 1]
+        left, done_s, now = end - begin, 0.0, 0
+        while left:
+            for position in range(begin, end):
+                comp = by_device[position]
+                if division[comp] >= 0 or release[comp] > now:
+                    continue
+                if done_s + 0.5 * comp_s[comp] > (now + 1) * division_s * (1 + 1e-9):
+                    break
+                division[comp] = now
+                done_s += comp_s[comp]
+                left -= 1
+            now += 1
+    return division

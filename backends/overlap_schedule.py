@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dcp.backends.overlap_inputs import Inputs
+from dcp.backends.overlap_work import Work
 from dcp.checks import check_integer
 from dcp.scheduling import Schedule, Scheduler, SchedulingProblem, Transfers
 
@@ -16,47 +17,55 @@ from dcp.scheduling import Schedule, Scheduler, SchedulingProblem, Transfers
 class OverlapSchedule(Scheduler):
     """The schedule with the least simulated time among a few, for each phase by itself.
 
-    Each device orders its inputs by the work that they unlock for a second of sending, and lets
-    as many arrive at a step as the division before covers: local work covers the first. What is
-    tried is how many steps to allow, whether an input that several devices of a node need
-    crosses to the node once and is relayed inside, and whether partial results go home as soon
-    as they are complete or all at the end.
+    All devices are given divisions of one length, so that none keeps others waiting for what it
+    is to send. Each device lets its inputs arrive in the order of the work that they unlock for
+    a second of sending, as many at a step as a division covers, and no home sends more than that
+    at a step. Work whose result goes to another device is done as soon as it can be, and what
+    stays at home fills the rest: it covers the results on their way. An input that several
+    devices of a node need crosses to the node once and is relayed inside, and results of a node
+    are added up before they cross.
+
+    What is tried is how many divisions, and whether more than fits may arrive at a step.
 
     Args:
-        most_steps: Most steps of input transfers tried, 1 or more.
+        most_divisions: Most divisions tried, 1 or more; a device may need a few more for results
+            and relays on their way.
 
     Raises:
-        SpecError: most_steps below 1.
+        SpecError: most_divisions below 1.
 
     Source: list scheduling (Graham 1969) on the dependencies of blocks, inputs and results.
     """
 
     name: ClassVar[str] = "overlap"
-    most_steps: int = 8
+    most_divisions: int = 24
 
     def __post_init__(self) -> None:
-        check_integer("most_steps", self.most_steps)
+        check_integer("most_divisions", self.most_divisions)
 
     def schedule(self, problem: SchedulingProblem) -> Schedule:
         """Answer a problem."""
         inputs = Inputs.of(problem)
-        counts = [1 << power for power in range(self.most_steps.bit_length())]
-        best = min(
-            (_candidate(problem, inputs, _Choice(steps=count)) for count in counts), key=_time
-        )
-        tried = (_candidate(problem, inputs, choice) for choice in _relayed(problem, best.choice))
-        best = min([best, *tried], key=_time)
-        early = _candidate(problem, inputs, replace(best.choice, results_early=True))
-        return min(best, early, key=_time).schedule
+        work = Work.of(problem, inputs)
+
+        def candidates(choices: list[_Choice]) -> list[_Candidate]:
+            fitting = [each for each in choices if each.divisions <= self.most_divisions]
+            return [_candidate(problem, inputs, work, choice) for choice in fitting]
+
+        tried = candidates([_Choice(divisions=count) for count in (1, 6, 12)])
+        many = min(tried, key=_time).choice.divisions == 12
+        tried += candidates([_Choice(divisions=24 if many else 3)])
+        best_two = sorted(tried, key=_time)[:2]
+        tried += candidates([replace(each.choice, ahead=4.0) for each in best_two])
+        return min(tried, key=_time).schedule
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """One candidate."""
+    """One candidate: equal divisions of all work, and how much of one arrives at a step."""
 
-    steps: int
-    relay: bool = False
-    results_early: bool = False
+    divisions: int
+    ahead: float = 1.0
 
 
 class _Candidate(NamedTuple):
@@ -71,28 +80,22 @@ def _time(candidate: _Candidate) -> float:
     return candidate.total_s
 
 
-def _candidate(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> _Candidate:
-    schedule = _arranged(problem, inputs, choice)
+def _candidate(
+    problem: SchedulingProblem, inputs: Inputs, work: Work, choice: _Choice
+) -> _Candidate:
+    schedule = _arranged(problem, inputs, work, choice)
     return _Candidate(choice, schedule, problem.timeline(schedule).total_s)
 
 
-def _relayed(problem: SchedulingProblem, choice: _Choice) -> list[_Choice]:
-    """With relays, which take a step more: the same steps, and twice as many."""
-    cluster = problem.cluster
-    if cluster.nodes == 1 or cluster.devices_per_node == 1:
-        return []
-    return [replace(choice, relay=True, steps=steps) for steps in (choice.steps, 2 * choice.steps)]
-
-
-def _arranged(problem: SchedulingProblem, inputs: Inputs, choice: _Choice) -> Schedule:
+def _arranged(problem: SchedulingProblem, inputs: Inputs, work: Work, choice: _Choice) -> Schedule:
     """The schedule of one choice."""
-    source, step = inputs.arrivals(choice.steps, relay=choice.relay)
-    steps = np.append(step, 0)
-    division = np.maximum(steps[inputs.of_query], steps[inputs.of_key])
-    target, leave = inputs.departures(division, early=choice.results_early, relay=choice.relay)
+    division_s = work.longest_s / choice.divisions
+    step = inputs.arrivals(choice.divisions, choice.ahead * division_s)
+    division = work.divisions(step, division_s)
+    target, leave = inputs.departures(division)
     kind, block, group, which, returns = inputs.moves
     device, devices = inputs.device[which], problem.cluster.num_devices
-    src = np.where(returns, device, source[which])
+    src = np.where(returns, device, inputs.source[which])
     dst = np.where(returns, target[which], device)
     when = np.where(returns, leave[which], step[which])
     order = np.argsort((when * devices + src) * devices + dst, kind="stable")

@@ -1,5 +1,7 @@
 """The overlap scheduler: inputs behind work that covers them, one crossing a node."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from dcp.backends.overlap_schedule import OverlapSchedule
 from dcp.backends.paper_schedule import PaperSchedule
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import Kind
-from dcp.cluster import Cluster, Link
+from dcp.cluster import CPU_THREAD, Cluster, Link
 from dcp.cutting import cut
 from dcp.errors import SpecError
 from dcp.schedule_validation import validate_schedule
@@ -43,14 +45,14 @@ def seconds(problem, schedule):
     lengths=st.lists(st.integers(0, 60), max_size=3),
     nodes=st.integers(1, 3),
     devices=st.integers(1, 3),
-    most_steps=st.integers(1, 9),
+    most_divisions=st.integers(1, 30),
     phase=st.sampled_from(PHASES),
     seed=st.integers(0, 99),
 )
-def test_every_schedule_can_be_executed(lengths, nodes, devices, most_steps, phase, seed):
+def test_every_schedule_can_be_executed(lengths, nodes, devices, most_divisions, phase, seed):
     cluster = Cluster(nodes=nodes, devices_per_node=devices)
     problem = problem_of(Batch(lengths), cluster, phase, seed)
-    schedule = OverlapSchedule(most_steps=most_steps).schedule(problem)
+    schedule = OverlapSchedule(most_divisions=most_divisions).schedule(problem)
     validate_schedule(
         problem.blocks, problem.token_home, problem.comp_device, cluster.num_devices, schedule
     )
@@ -93,6 +95,22 @@ def test_it_is_no_slower_than_the_papers_scheduler_in_simulation(phase, mask):
     assert seconds(problem, ours) <= seconds(problem, PaperSchedule().schedule(problem))
 
 
+def test_work_whose_result_stays_covers_results_on_their_way():
+    slow = replace(CPU_THREAD, flops_per_s=1e8, launch_s=1e-7)
+    cluster = Cluster(nodes=1, devices_per_node=2, device=slow)
+    blocks = cut(Batch([64]), SPEC, 8)
+    home = np.repeat([0, 1], 4)
+    # The second device computes the first one's last row beside all its own.
+    device = np.where(blocks.comp_q == 3, 1, home[blocks.comp_q])
+    problem = SchedulingProblem(
+        blocks=blocks, token_home=home, comp_device=device, cluster=cluster, phase="forward"
+    )
+    schedule = OverlapSchedule().schedule(problem)
+    leaves = schedule.transfers.step[schedule.transfers.kind == Kind.O]
+    assert len(leaves)
+    assert leaves.max() < schedule.num_divisions + 1
+
+
 def test_equal_problems_give_equal_schedules():
     first, second = (
         OverlapSchedule().schedule(problem_of(Batch([300]), SLOW_NETWORK)) for _ in range(2)
@@ -103,6 +121,6 @@ def test_equal_problems_give_equal_schedules():
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5])
-def test_the_number_of_steps_must_be_a_positive_integer(bad):
-    with pytest.raises(SpecError, match="most_steps"):
-        OverlapSchedule(most_steps=bad)
+def test_the_number_of_divisions_must_be_a_positive_integer(bad):
+    with pytest.raises(SpecError, match="most_divisions"):
+        OverlapSchedule(most_divisions=bad)
