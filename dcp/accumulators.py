@@ -8,7 +8,7 @@ import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
 from dcp.blocks import BlockGraph, Kind
-from dcp.scheduling import KEY_RESULT, RESULTS, Schedule
+from dcp.scheduling import KEY_RESULT, Schedule
 from dcp.timeline import attention_time, copy_time, launch_time, wait_time
 
 
@@ -57,7 +57,7 @@ def trace_accumulators(
         results: Result kinds of the phase.
     """
     moved = schedule.transfers
-    partial = np.flatnonzero(np.isin(moved.kind, RESULTS))
+    partial = np.flatnonzero(moved.is_result)
     kinds, tokens, groups = len(Kind), max(blocks.num_token_blocks, 1), len(blocks.groups)
 
     def key(rank: IntArray, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:

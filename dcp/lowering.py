@@ -6,7 +6,9 @@ division s, and copies results that are final: the quarters of `dcp.timeline`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from dcp.instructions import (
 )
 from dcp.placed_phase import PlacedPhase
 from dcp.runs import expand_runs
-from dcp.scheduling import KEY_RESULT, QUERY_RESULT, RESULTS, Schedule
+from dcp.scheduling import KEY_RESULT, QUERY_RESULT, Schedule
 from dcp.slot_layout import SlotLayout, lay_out
 
 
@@ -52,100 +54,73 @@ def lower(
     return _programs(phase, lay_out(phase))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Stepped:
-    """Rows of all ranks, ordered by rank and step, to take one rank's step from."""
-
-    items: Items
-    ptr: IntArray
-    steps: int
-
-    @classmethod
-    def of(cls, items: Items, rank: IntArray, step: IntArray, shape: tuple[int, int]) -> _Stepped:
-        """From rows in any order; rows of a step keep theirs."""
-        key = rank * shape[1] + step
-        order = np.argsort(key, kind="stable")
-        ptr = np.searchsorted(key[order], np.arange(shape[0] * shape[1] + 1))
-        return cls(items=items[order], ptr=ptr, steps=shape[1])
-
-    def at(self, rank: int, step: int) -> Items:
-        """Rows of one rank in one step."""
-        position = rank * self.steps + step
-        return self.items[self.ptr[position] : self.ptr[position + 1]]
-
-
 def _programs(phase: PlacedPhase, slots: SlotLayout) -> list[Program]:
-    moved, schedule = phase.schedule.transfers, phase.schedule
-    steps = max(schedule.num_divisions, int(moved.step.max(initial=0)) + 1) + 1
-    shape = (phase.num_ranks, steps)
-    partial = np.flatnonzero(np.isin(moved.kind, RESULTS))
-    final = np.flatnonzero(slots.sums.is_final)
-    comps = phase.comps
-    receives = _Stepped.of(
-        _messages(phase, moved.src, slots.arrival_slot), moved.dst, moved.step, shape
-    )
-    sends = _Stepped.of(_messages(phase, moved.dst, _sent_slots(slots, phase)), moved.src,
-                        moved.step, shape)  # fmt: skip
-    reduces = _Stepped.of(
-        _reductions(phase, slots, partial), moved.dst[partial], moved.step[partial], shape
-    )
-    masks = [_masks(phase, rows) for rows in _split(phase.comp_device[comps], comps, shape[0])]
-    mask = np.concatenate([numbers for numbers, _, _ in masks])
-    attention = _Stepped.of(
-        _attention_items(phase, slots, mask),
-        phase.comp_device[comps],
-        schedule.comp_division[comps],
-        shape,
-    )
-    copies = _Stepped.of(
-        _copies(slots, final), slots.sums.rank[final], slots.sums.death[final] // 4, shape
-    )
-    programs = []
-    for rank in range(phase.num_ranks):
-        instructions: list[Instruction] = []
-        for step in range(steps):
-            instructions += _instructions(rank, step, receives, reduces, sends, attention, copies)
-        programs.append(
-            Program(
-                instructions=instructions,
-                slots=slots.table.of_rank(rank),
-                arena_rows=slots.table.arena_rows(rank),
-                mask_ptr=masks[rank][1],
-                mask_slices=masks[rank][2],
-            )
+    moved = phase.schedule.transfers
+    steps = max(phase.schedule.num_divisions, int(moved.step.max(initial=0)) + 1)
+    masks = _MaskTables.of(phase)
+    instructions = _instructions(phase, slots, masks.number, (phase.num_ranks, steps))
+    return [
+        Program(
+            instructions=instructions[rank],
+            slots=slots.table.of_rank(rank),
+            arena_rows=slots.table.arena_rows[rank],
+            mask_ptr=masks.ptr[rank],
+            mask_slices=masks.slices[rank],
         )
-    return programs
+        for rank in range(phase.num_ranks)
+    ]
 
 
 def _instructions(
-    rank: int,
-    step: int,
-    receives: _Stepped,
-    reduces: _Stepped,
-    sends: _Stepped,
-    attention: _Stepped,
-    copies: _Stepped,
-) -> list[Instruction]:
-    """One round of one rank: wait, reduce, launch the next step, compute, copy."""
-    found: list[Instruction] = []
-    if len(receives.at(rank, step)):
-        found.append(CommWait(step))
-    if len(items := reduces.at(rank, step)):
-        found.append(Reduce(items))
-    if step + 1 < sends.steps:
-        outgoing, incoming = sends.at(rank, step + 1), receives.at(rank, step + 1)
-        if len(outgoing) or len(incoming):
-            found.append(CommLaunch(step + 1, outgoing, incoming))
-    if len(items := attention.at(rank, step)):
-        found.append(Attention(step, items))
-    if len(items := copies.at(rank, step)):
-        found.append(Copy(items))
+    phase: PlacedPhase, slots: SlotLayout, mask: IntArray, shape: tuple[int, int]
+) -> list[list[Instruction]]:
+    """Instructions of every rank. In a step: wait, reduce, launch the next, compute, copy."""
+    moved, comps, sums, steps = phase.schedule.transfers, phase.comps, slots.sums, shape[1]
+    partial, final = np.flatnonzero(moved.is_result), np.flatnonzero(sums.is_final)
+    arrive = _messages(phase, moved.src, slots.arrival_slot)
+    leave = _messages(phase, moved.dst, _sent_slots(slots, phase))
+    received = _by_cell(arrive, moved.dst, moved.step, shape)
+    sent = _by_cell(leave, moved.src, moved.step, shape)
+    reduced = _by_cell(
+        _reductions(phase, slots, partial), moved.dst[partial], moved.step[partial], shape
+    )
+    computed = _by_cell(
+        _attention_items(phase, slots, mask),
+        phase.comp_device[comps],
+        phase.schedule.comp_division[comps],
+        shape,
+    )
+    copied = _by_cell(_copies(slots, final), sums.rank[final], sums.death[final] // 4, shape)
+
+    nothing = arrive[:0]
+    ordered: list[tuple[int, Instruction]] = [
+        *((5 * cell, CommWait(cell % steps)) for cell in received),
+        *((5 * cell + 1, Reduce(items)) for cell, items in reduced.items()),
+        *(
+            (
+                5 * (cell - 1) + 2,
+                CommLaunch(cell % steps, sent.get(cell, nothing), received.get(cell, nothing)),
+            )
+            for cell in sent.keys() | received.keys()
+        ),
+        *((5 * cell + 3, Attention(cell % steps, items)) for cell, items in computed.items()),
+        *((5 * cell + 4, Copy(items)) for cell, items in copied.items()),
+    ]
+    found: list[list[Instruction]] = [[] for _ in range(phase.num_ranks)]
+    for key, instruction in sorted(ordered, key=itemgetter(0)):
+        found[key // (5 * steps)].append(instruction)
     return found
 
 
-def _split(owner: IntArray, values: IntArray, count: int) -> list[IntArray]:
-    """Values of each owner 0 … count-1; owners are ascending."""
-    return np.split(values, np.searchsorted(owner, np.arange(1, count)))
+def _by_cell(
+    items: Items, rank: IntArray, step: IntArray, shape: tuple[int, int]
+) -> dict[int, Items]:
+    """Rows by cell, which is rank * steps + step; those of a cell keep their order."""
+    cell = rank * shape[1] + step
+    order = np.argsort(cell, kind="stable")
+    items, cell = items[order], cell[order]
+    edges = [*np.flatnonzero(np.diff(cell, prepend=-1)).tolist(), len(cell)]
+    return {int(cell[low]): items[low:high] for low, high in pairwise(edges)}
 
 
 def _messages(phase: PlacedPhase, peer: IntArray, slot: IntArray) -> Items:
@@ -158,7 +133,7 @@ def _sent_slots(slots: SlotLayout, phase: PlacedPhase) -> IntArray:
     sent: IntArray = slots.input_slot[moved.src, moved.kind, moved.block, moved.group].astype(
         np.int64
     )
-    partial = np.isin(moved.kind, RESULTS)
+    partial = moved.is_result
     sent[partial] = slots.sum_slot[slots.sums.of_send[partial]]
     return sent
 
@@ -218,15 +193,37 @@ def _copies(slots: SlotLayout, final: IntArray) -> Items:
     )
 
 
-def _masks(phase: PlacedPhase, comps: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Mask number of every item of a rank, and its own table with mask 0 kept in front."""
-    blocks = phase.blocks
-    wanted = blocks.comp_mask[comps]
-    used = np.unique(np.append(wanted, 0))
-    begin, end = blocks.mask_ptr[used], blocks.mask_ptr[used + 1]
-    ptr = np.concatenate([[0], np.cumsum(end - begin)]).astype(np.int64)
-    _, rows = expand_runs(begin, end - begin)
-    return np.searchsorted(used, wanted), ptr, blocks.mask_slices[rows]
+class _MaskTables(NamedTuple):
+    """The masks that each rank's items name, in a table of its own with mask 0 in front.
+
+    Attributes:
+        number: Mask in its rank's table, for every computation in program order, [C].
+        ptr, slices: The tables, rank by rank.
+    """
+
+    number: IntArray
+    ptr: list[IntArray]
+    slices: list[IntArray]
+
+    @classmethod
+    def of(cls, phase: PlacedPhase) -> _MaskTables:
+        blocks, every = phase.blocks, np.arange(phase.num_ranks + 1)
+        count = len(blocks.mask_ptr) - 1
+        rank = phase.comp_device[phase.comps]
+        wanted = rank * count + blocks.comp_mask[phase.comps]
+        used = np.unique(np.concatenate([wanted, every[:-1] * count]))
+        first = np.searchsorted(used, every * count)
+        begin = blocks.mask_ptr[used % count]
+        size = blocks.mask_ptr[used % count + 1] - begin
+        ptr = np.append(0, np.cumsum(size))
+        _, rows = expand_runs(begin, size)
+        slices = blocks.mask_slices[rows]
+        spans = list(pairwise(first.tolist()))
+        return cls(
+            number=np.searchsorted(used, wanted) - first[rank],
+            ptr=[ptr[low : high + 1] - ptr[low] for low, high in spans],
+            slices=[slices[ptr[low] : ptr[high]] for low, high in spans],
+        )
 
 
 def _rows(dtype: np.dtype[np.void], **columns: IntArray | BoolArray) -> Items:

@@ -17,7 +17,6 @@ from dcp.scheduling import (
     KEY_RESULT,
     QUERY_INPUTS,
     QUERY_RESULT,
-    RESULTS,
     Phase,
     Schedule,
     Transfers,
@@ -52,7 +51,7 @@ def validate_schedule(
         num_devices=num_devices,
         phase=schedule.phase,
     )
-    is_result = np.isin(schedule.transfers.kind, RESULTS)
+    is_result = schedule.transfers.is_result
     _check_inputs(ground, schedule, np.flatnonzero(~is_result))
     _check_results(ground, schedule, np.flatnonzero(is_result))
 

@@ -72,7 +72,7 @@ def lay_out(phase: PlacedPhase) -> SlotLayout:
         else:
             output_slot[kind, block, group] = next(numbers)
     arrival_slot = _numbered(len(moved), arriving, arrival_parts, numbers)
-    received = np.flatnonzero(~np.isin(moved.kind, RESULTS))
+    received = np.flatnonzero(~moved.is_result)
     where = (moved.dst, moved.kind, moved.block, moved.group)
     input_slot[tuple(column[received] for column in where)] = arrival_slot[received]
     return SlotLayout(

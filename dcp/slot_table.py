@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -112,8 +113,14 @@ class SlotTable:
         """Slots of one rank."""
         return self.records[self.rank_ptr[rank] : self.rank_ptr[rank + 1]]
 
-    def arena_rows(self, rank: int) -> IntArray:
-        """Rows of each buffer's arena on one rank, [buffers]; 0 for home buffers."""
-        slots = self.of_rank(rank)
-        rows = np.bincount(slots["buffer"], slots["size"] * (slots["group"] < 0), len(Buffer))
-        return rows.astype(np.int64)
+    @cached_property
+    def arena_rows(self) -> IntArray:
+        """Rows of each buffer's arena on every rank, [ranks, buffers]; 0 for home buffers."""
+        ranks = len(self.rank_ptr) - 1
+        rank = np.repeat(np.arange(ranks), np.diff(self.rank_ptr))
+        rows = np.bincount(
+            rank * len(Buffer) + self.records["buffer"],
+            self.records["size"] * (self.records["group"] < 0),
+            ranks * len(Buffer),
+        )
+        return rows.astype(np.int64).reshape(ranks, -1)
