@@ -71,6 +71,8 @@ class BlockGraph:
         slice_sequence: Sequence of each of those slices, [S].
         token_seq, token_start, token_length, token_side: [T]; start counts within the
             sequence's query or key tokens.
+        token_whole: The token block, as it was placed, that each is a piece of, [T]; all pieces
+            have its home. Only `dcp.needed_tokens` cuts placed blocks to pieces.
         comp_q, comp_kv, comp_group: Token block of queries, of keys, head group, [C].
         comp_pairs: Exact number of allowed pairs, a head, [C].
         comp_mask: Mask of the computation block, [C]; 0 where every pair is allowed.
@@ -87,6 +89,7 @@ class BlockGraph:
     token_start: IntArray
     token_length: IntArray
     token_side: IntArray
+    token_whole: IntArray
     comp_q: IntArray
     comp_kv: IntArray
     comp_group: IntArray
@@ -110,6 +113,15 @@ class BlockGraph:
         """Forward FLOPs of every computation block, [C]: 4 × pairs × head_dim × query heads."""
         heads = self.groups.q_count[self.comp_group]
         return 4 * self.comp_pairs * self.spec.head_dim * heads
+
+    @cached_property
+    def comp_whole(self) -> IntArray:
+        """The computation block, as it was placed, that each is a piece of, [C]."""
+        count, groups = self.num_token_blocks, len(self.groups)
+        whole = self.token_whole
+        key = (whole[self.comp_q] * count + whole[self.comp_kv]) * groups + self.comp_group
+        number: IntArray = np.unique(key, return_inverse=True)[1].reshape(-1)
+        return number
 
     @cached_property
     def has_q(self) -> BoolArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,9 +44,6 @@ def cut(
     table, table_sequence = _sequence_slices(batch)
     edges = mask_edges(table, table_sequence, block_size) if at_mask_edges else None
     tokens = cut_tokens(batch, block_size, chunk_edges, edges)
-    pieces = _pieces(tokens, table, table_sequence)
-    q, kv, pairs, mask, mask_ptr, mask_slices = _merge_pieces(tokens, pieces)
-    count = len(groups)
     return BlockGraph(
         spec=spec,
         groups=groups,
@@ -54,18 +52,57 @@ def cut(
         kv_lengths=np.array(batch.kv_lengths, dtype=np.int64),
         sequence_slices=table,
         slice_sequence=table_sequence,
-        token_seq=tokens.seq,
-        token_start=tokens.start,
-        token_length=tokens.length,
-        token_side=tokens.side,
-        comp_q=np.repeat(q, count),
-        comp_kv=np.repeat(kv, count),
-        comp_group=np.tile(np.arange(count), len(q)),
-        comp_pairs=np.repeat(pairs, count),
-        comp_mask=np.repeat(mask, count),
-        mask_ptr=mask_ptr,
-        mask_slices=mask_slices,
+        **_block_columns(tokens, table, table_sequence, len(groups)),
     )
+
+
+def cut_finer(blocks: BlockGraph, owner: IntArray, token: IntArray) -> BlockGraph:
+    """Cut token blocks again; `token_whole` and `comp_whole` say what each is a piece of.
+
+    Args:
+        blocks: What to cut.
+        owner: Token block of each new edge, ascending, [n].
+        token: Edge inside it, counted from its first token and ascending, [n].
+    """
+    first = np.concatenate([np.zeros(blocks.num_token_blocks, dtype=np.int64), token])
+    parent = np.concatenate([np.arange(blocks.num_token_blocks), owner])
+    order = np.lexsort((first, parent))
+    first, parent = first[order], parent[order]
+    end = np.append(first[1:], 0)
+    last = np.append(parent[1:] != parent[:-1], True)[: len(parent)]
+    tokens = TokenBlocks(
+        seq=blocks.token_seq[parent],
+        start=blocks.token_start[parent] + first,
+        length=np.where(last, blocks.token_length[parent], end) - first,
+        side=blocks.token_side[parent],
+        whole=blocks.token_whole[parent],
+    )
+    columns = _block_columns(
+        tokens, blocks.sequence_slices, blocks.slice_sequence, len(blocks.groups)
+    )
+    return replace(blocks, **columns)
+
+
+def _block_columns(
+    tokens: TokenBlocks, table: IntArray, table_sequence: IntArray, groups: int
+) -> dict[str, Any]:
+    """Token blocks, and the computation blocks that a table of slices gives them."""
+    pieces = _pieces(tokens, table, table_sequence)
+    q, kv, pairs, mask, mask_ptr, mask_slices = _merge_pieces(tokens, pieces)
+    return {
+        "token_seq": tokens.seq,
+        "token_start": tokens.start,
+        "token_length": tokens.length,
+        "token_side": tokens.side,
+        "token_whole": tokens.whole,
+        "comp_q": np.repeat(q, groups),
+        "comp_kv": np.repeat(kv, groups),
+        "comp_group": np.tile(np.arange(groups), len(q)),
+        "comp_pairs": np.repeat(pairs, groups),
+        "comp_mask": np.repeat(mask, groups),
+        "mask_ptr": mask_ptr,
+        "mask_slices": mask_slices,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import BoolArray, IntArray
 from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.checks import check_integer, check_number
@@ -64,6 +64,8 @@ class PlacementProblem:
         cluster: Devices, nodes and links.
         limits: Balance asked for.
         token_limit: Most tokens a device: the tightest packing of whole blocks found.
+        comp_whole: Where blocks are pieces of what was placed, the whole that each computation
+            block belongs to, [C], as limits are those of whole blocks; None where each is one.
         seed: Equal seeds give equal answers.
         budget: Effort, 1.0 for the default; a backend scales its passes or restarts with it.
     """
@@ -77,6 +79,7 @@ class PlacementProblem:
     cluster: Cluster
     limits: Limits
     token_limit: int
+    comp_whole: IntArray | None = None
     seed: int = 0
     budget: float = 1.0
 
@@ -93,6 +96,7 @@ class PlacementProblem:
         """The problem of placing these blocks on this cluster."""
         check_number("budget", budget, positive=True)
         check_integer("seed", seed, least=0)
+        whole = _loads(blocks.token_whole, blocks.token_length, blocks.num_token_blocks)
         return cls(
             token_tokens=blocks.token_length,
             data_bytes=blocks.data_bytes,
@@ -102,7 +106,8 @@ class PlacementProblem:
             comp_flops=blocks.comp_flops,
             cluster=cluster,
             limits=limits or Limits(),
-            token_limit=tightest_load(blocks.token_length, cluster.num_devices),
+            token_limit=tightest_load(whole[whole > 0], cluster.num_devices),
+            comp_whole=None if (whole > 0).all() else blocks.comp_whole,
             seed=seed,
             budget=budget,
         )
@@ -126,9 +131,16 @@ class PlacementProblem:
         return max(self.token_limit, math.ceil((1 + self.limits.tokens) * mean))
 
     @cached_property
+    def whole_flops(self) -> IntArray:
+        """Work of whole computation blocks, which limits are made for."""
+        if self.comp_whole is None:
+            return self.comp_flops
+        return _loads(self.comp_whole, self.comp_flops, int(self.comp_whole.max(initial=-1)) + 1)
+
+    @cached_property
     def node_compute_limit(self) -> float:
         """Most FLOPs a node may compute."""
-        return compute_limit(self.comp_flops, self.cluster.nodes, self.limits.inter_node)
+        return compute_limit(self.whole_flops, self.cluster.nodes, self.limits.inter_node)
 
     def device_compute_limit(self, node_flops: IntArray) -> float:
         """Most FLOPs a device may compute in a node that computes these blocks, [c]."""
@@ -140,7 +152,7 @@ class PlacementProblem:
         """Most FLOPs any device may compute, whatever its node does."""
         if self.limits.device is None:
             return float("inf")
-        return compute_limit(self.comp_flops, self.cluster.num_devices, self.limits.device)
+        return compute_limit(self.whole_flops, self.cluster.num_devices, self.limits.device)
 
 
 def compute_limit(flops: IntArray, bins: int, epsilon: float) -> float:
@@ -200,6 +212,11 @@ class Placement:
     compute_imbalance: float
     token_imbalance: float
     violations: tuple[str, ...]
+
+    @property
+    def assignment(self) -> Assignment:
+        """The answer that was measured."""
+        return Assignment(self.token_home, self.comp_device)
 
     @property
     def feasible(self) -> bool:
@@ -272,6 +289,15 @@ def _volume(problem: PlacementProblem, home: IntArray, comp: IntArray) -> int:
     return extra
 
 
+def _whole_flops_of(problem: PlacementProblem, chosen: BoolArray) -> IntArray:
+    """Work of the whole blocks that some computation blocks make up."""
+    flops = problem.comp_flops[chosen]
+    if problem.comp_whole is None:
+        return flops
+    sums = _loads(problem.comp_whole[chosen], flops, len(problem.whole_flops))
+    return sums[sums > 0]
+
+
 def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> list[str]:
     cluster, found = problem.cluster, []
     tokens = _loads(home, problem.token_tokens, cluster.num_devices)
@@ -289,7 +315,7 @@ def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> 
         )
     loads = _loads(device, problem.comp_flops, cluster.num_devices)
     for index, load in enumerate(loads.reshape(cluster.nodes, -1).max(axis=1)):
-        limit = problem.device_compute_limit(problem.comp_flops[node == index])
+        limit = problem.device_compute_limit(_whole_flops_of(problem, node == index))
         if load > limit:
             found.append(
                 f"a device of node {index} computes {int(load):.4g} FLOPs, limit {limit:.4g}"

@@ -21,7 +21,7 @@ from dcp.instructions import (
 )
 
 FORMAT = "dcp-plan"
-VERSION = 1
+VERSION = 2
 
 _RECORDS = {
     "forward": FORWARD_ITEM,

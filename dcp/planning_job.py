@@ -18,6 +18,7 @@ from dcp.errors import SpecError
 from dcp.execution_plan import Origin, PlanContent
 from dcp.instructions import RankPlan
 from dcp.lowering import lower
+from dcp.needed_tokens import cut_to_need
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProblem
@@ -63,7 +64,7 @@ class PlanningJob:
         *,
         device_limit: float | None = None,
     ) -> Candidate:
-        """Blocks placed and scheduled.
+        """Blocks placed, cut to what devices need of them, and scheduled.
 
         Args:
             partitioner: Places.
@@ -76,6 +77,9 @@ class PlanningJob:
         tight = replace(self.limits, device=min(asked, default=None))
         answer = backend_of("partitioners", partitioner).place(replace(problem, limits=tight))
         placement = evaluate(problem, answer)
+        pieces, answer = cut_to_need(blocks, placement.assignment)
+        if pieces is not blocks:
+            blocks, placement = pieces, evaluate(self._problem(pieces), answer)
         backend: Scheduler = backend_of("schedulers", scheduler)
         forward, backward = (
             backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES

@@ -32,6 +32,7 @@ class TokenBlocks:
     start: IntArray
     length: IntArray
     side: IntArray
+    whole: IntArray
 
 
 def cut_tokens(
@@ -47,7 +48,8 @@ def cut_tokens(
     """
     if not batch.is_cross:
         seq, start, length = _cut_lengths(batch.q_lengths, block_size, chunk_edges, key_edges)
-        return TokenBlocks(seq=seq, start=start, length=length, side=np.zeros_like(seq))
+        side_of, whole = np.zeros_like(seq), np.arange(len(seq))
+        return TokenBlocks(seq=seq, start=start, length=length, side=side_of, whole=whole)
     sides = []
     for side, lengths, edges in (
         (Side.QUERY, batch.q_lengths, None),
@@ -57,7 +59,8 @@ def cut_tokens(
         sides.append(np.stack([seq, start, length, np.full_like(seq, side)]))
     both = np.concatenate(sides, axis=1)
     seq, start, length, side_of = both[:, np.argsort(both[0], kind="stable")]
-    return TokenBlocks(seq=seq, start=start, length=length, side=side_of)
+    whole = np.arange(len(seq))
+    return TokenBlocks(seq=seq, start=start, length=length, side=side_of, whole=whole)
 
 
 def _cut_lengths(

@@ -137,7 +137,7 @@ def derive_facts(blocks: BlockGraph) -> Facts:
 
 _SAME_LENGTH = (
     ("q_lengths", "kv_lengths"),
-    ("token_seq", "token_start", "token_length", "token_side"),
+    ("token_seq", "token_start", "token_length", "token_side", "token_whole"),
     ("comp_q", "comp_kv", "comp_group", "comp_pairs", "comp_mask"),
 )
 

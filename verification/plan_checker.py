@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph
 from dcp.errors import PlanCheckError
 from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Assignment, PlacementProblem, evaluate
@@ -118,6 +120,24 @@ def _check_ranks(plan: ExecutionPlan, facts: Facts) -> None:
             )
     if sum(len(rank.home_blocks) for rank in plan.ranks) != facts.num_blocks:
         raise PlanCheckError(f"token_home names devices beyond 0 … {devices - 1}")
+    _check_wholes(plan.blocks, home)
+
+
+def _check_wholes(blocks: BlockGraph, home: IntArray) -> None:
+    """Pieces of a whole lie in one run on one device: limits are those of whole blocks."""
+    step = np.diff(blocks.token_whole, prepend=-1)
+    begin = blocks.token_start
+    whole_begin = begin[np.maximum.accumulate(np.where(step, np.arange(len(step)), 0))]
+    wrong = (step != 0) & (step != 1)
+    wrong |= begin + blocks.token_length - whole_begin > blocks.block_size
+    for same in (blocks.token_seq, blocks.token_side, home):
+        wrong |= (step == 0) & (np.diff(same, prepend=-1) != 0)
+    if wrong.any():
+        raise PlanCheckError(
+            f"block {int(np.flatnonzero(wrong)[0])} is no piece of whole block "
+            f"{int(blocks.token_whole[wrong][0])}: a whole is a run of blocks of one sequence with "
+            f"one home, at most {blocks.block_size} tokens in all"
+        )
 
 
 def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traffic, int]:
