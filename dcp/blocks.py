@@ -156,6 +156,24 @@ class BlockGraph:
             Kind.DQ: heads * spec.head_dim * partial,
             Kind.DKV: 2 * spec.head_dim * partial * np.ones_like(heads),
         }
+        return self._of_tokens(per_token)
+
+    @cached_property
+    def accumulator_bytes(self) -> IntArray:
+        """Bytes in which every result adds up, [kinds, T, groups]; 0 for inputs."""
+        spec, heads = self.spec, self.groups.q_count
+        elements = {
+            Kind.O: heads * (spec.head_dim + 1),
+            Kind.DQ: heads * spec.head_dim,
+            Kind.DKV: 2 * spec.head_dim * np.ones_like(heads),
+        }
+        none = np.zeros_like(heads)
+        return self._of_tokens(
+            {kind: spec.accumulator_bytes * elements.get(kind, none) for kind in Kind}
+        )
+
+    def _of_tokens(self, per_token: dict[Kind, IntArray]) -> IntArray:
+        """What each kind has for every token of a head group, for all tokens of its blocks."""
         q_tokens = (self.token_length * self.has_q)[:, None]
         kv_tokens = (self.token_length * self.has_kv)[:, None]
         tokens = {Kind.KV: kv_tokens, Kind.DKV: kv_tokens}

@@ -153,6 +153,20 @@ def memory_seconds(device: Device, touched_bytes: IntArray) -> FloatArray:
     return seconds
 
 
+def continuing_seconds(device: Device, accumulator_bytes: FloatArray | IntArray) -> FloatArray:
+    """Time that attention takes besides to go on with sums of an earlier division, [n].
+
+    A kernel keeps what it sums up in registers, but only while it runs: the next one reads the
+    accumulator, and writes it once more.
+
+    Args:
+        device: Rates.
+        accumulator_bytes: Bytes of the accumulators, [n].
+    """
+    seconds: FloatArray = 2 * accumulator_bytes / device.memory_bytes_per_s
+    return seconds
+
+
 def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
     """Play the ranks' rounds through.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
 from dcp.cluster import Cluster
-from dcp.cost import Messages, Timeline, Work, memory_seconds, simulate
+from dcp.cost import Messages, Timeline, Work, continuing_seconds, memory_seconds, simulate
 from dcp.scheduling import QUERY_RESULT, CostModel, Schedule, SchedulingProblem
 
 
@@ -38,12 +38,25 @@ class EventModel(CostModel):
             ),
             attention_s=_in_kernels(
                 cluster,
-                _summed(problem.comp_s, problem.comp_device, schedule.comp_division, shape),
+                _summed(problem.comp_s, problem.comp_device, schedule.comp_division, shape)
+                + _continuing_seconds(problem, schedule, shape),
             ),
             copy_s=_in_kernels(cluster, _final_copies(problem, shape)),
         )
         messages = Messages.joined(moved.src, moved.dst, moved.step, moved_bytes)
         return simulate(work, messages, cluster)
+
+
+def _continuing_seconds(
+    problem: SchedulingProblem, schedule: Schedule, shape: tuple[int, int]
+) -> FloatArray:
+    """Seconds of every division for sums that its device has begun in an earlier one."""
+    total = np.zeros(shape)
+    for sums in problem.sums:
+        number, division = sums.continued(schedule.comp_division, shape[1])
+        seconds = continuing_seconds(problem.cluster.device, sums.accumulator_bytes[number])
+        total += _summed(seconds, sums.device[number], division, shape)
+    return total
 
 
 def _final_copies(problem: SchedulingProblem, shape: tuple[int, int]) -> FloatArray:

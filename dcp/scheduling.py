@@ -25,6 +25,7 @@ from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.cost import Timeline, attention_seconds
+from dcp.sums import Sums
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -130,6 +131,12 @@ class SchedulingProblem:
             q_tokens=blocks.token_length[blocks.comp_q],
             kv_tokens=blocks.token_length[blocks.comp_kv],
         )
+
+    @cached_property
+    def sums(self) -> list[Sums]:
+        """What devices add up, for each kind of result of the phase."""
+        kinds = [QUERY_RESULT[self.phase], *([KEY_RESULT] if self.phase == "backward" else [])]
+        return [Sums.of(self.blocks, self.comp_device, kind) for kind in kinds]
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Play an answer through."""

@@ -10,14 +10,22 @@ import numpy as np
 from dcp.arrays import FloatArray
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.cost import Messages, Timeline, Work, attention_seconds, memory_seconds, simulate
+from dcp.cost import (
+    Messages,
+    Timeline,
+    Work,
+    attention_seconds,
+    continuing_seconds,
+    memory_seconds,
+    simulate,
+)
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
-from dcp.instructions import Attention, CommLaunch, Program
+from dcp.instructions import Attention, CommLaunch, Items, Program
 from dcp.profiling.ranges import ProgramRanges
 from dcp.profiling.trace import Flight, Range, Span, SpanKind, Trace
 from dcp.program_facts import Fact, facts_of, item_pairs, mask_areas
-from dcp.scheduling import PHASES, Phase
+from dcp.scheduling import KEY_RESULT, PHASES, QUERY_RESULT, Phase
 from dcp.traffic import item_bytes
 
 
@@ -118,6 +126,7 @@ def _attention_seconds(
     seconds = np.zeros((len(programs), steps))
     for rank, program in enumerate(programs):
         areas = mask_areas(program)
+        begun: set[int] = set()
         for attention in program.instructions:
             if isinstance(attention, Attention):
                 items = attention.items
@@ -130,7 +139,22 @@ def _attention_seconds(
                     kv_tokens=blocks.token_length[items["kv_block"]],
                 )
                 seconds[rank, attention.division] += inside.sum() + cluster.device.launch_s
+                sums = _sums(blocks, phase, items)
+                seconds[rank, attention.division] += continuing_seconds(
+                    cluster.device, blocks.accumulator_bytes.flat[list(sums & begun)]
+                ).sum()
+                begun |= sums
     return seconds
+
+
+def _sums(blocks: BlockGraph, phase: Phase, items: Items) -> set[int]:
+    """Sums that items are part of, as places in `accumulator_bytes`."""
+    results = [(QUERY_RESULT[phase], items["q_block"])]
+    if phase == "backward":
+        results.append((KEY_RESULT, items["kv_block"]))
+    shape = blocks.accumulator_bytes.shape
+    places = [np.ravel_multi_index((kind, block, items["group"]), shape) for kind, block in results]
+    return set(np.concatenate(places).tolist())
 
 
 # --- the timeline as a trace -----------------------------------------------------------------

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 import dcp
 from dcp.cli import app
+from dcp.cost import Timeline
 from dcp.errors import SpecError
+from dcp.estimation import EventModel
 from dcp.profiling.decomposition import decompose
 from dcp.profiling.trace import GROUPS, runs_of
 from dcp.program_facts import facts_of
+from dcp.scheduling import Schedule, SchedulingProblem
 from dcp.simulator import programs_of, simulate_plan, simulated_trace
 
 SPEC = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=64)
@@ -53,6 +57,37 @@ def test_programs_take_the_time_that_was_estimated_from_their_schedule(way: Any)
             assert getattr(found, name) == pytest.approx(
                 getattr(estimate, name), rel=1e-9, abs=1e-15
             )
+
+
+def test_going_on_with_a_sum_of_an_earlier_division_costs_reading_and_writing_it() -> None:
+    """Ring: every rank goes on with every row that it owns, in each of the later divisions."""
+    cluster = dcp.Cluster(nodes=1, devices_per_node=4)
+    plan = dcp.plan(dcp.Batch([1024], mask=dcp.masks.full()), SPEC, cluster, baseline="ring")
+    once = replace(cluster.device, memory_bytes_per_s=1e30)
+    forward, _ = simulate_plan(plan)
+    without, _ = simulate_plan(plan, replace(cluster, device=once))
+    more = forward.timeline.work.attention_s - without.timeline.work.attention_s
+    row_bytes = 8 * (64 + 1) * 4  # out and lse in float32, of all heads
+    again = 2 * 256 * row_bytes / cluster.device.memory_bytes_per_s
+    assert more.tolist() == pytest.approx(np.array(4 * [[0.0, again, again, again]]))
+
+
+class Remembering(EventModel):
+    """Keeps the timelines that it was asked for; the last two are the plan's."""
+
+    timelines: ClassVar[list[Timeline]] = []
+
+    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
+        self.timelines.append(super().simulate(problem, schedule))
+        return self.timelines[-1]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way.values()))
+def test_attention_takes_the_time_that_was_estimated_also_where_memory_is_slow(way: Any) -> None:
+    slow = replace(CLUSTER.device, memory_bytes_per_s=1e6)
+    plan = plan_of(replace(CLUSTER, device=slow), cost_model=Remembering(), **way)
+    for simulated, estimated in zip(simulate_plan(plan), Remembering.timelines[-2:], strict=True):
+        assert simulated.timeline.work.attention_s == pytest.approx(estimated.work.attention_s)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "+".join(way.values()))

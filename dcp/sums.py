@@ -1,0 +1,47 @@
+"""Sums of partial results: what each device adds up, over the divisions that it works in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp.arrays import IntArray
+from dcp.blocks import BlockGraph, Kind
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sums:
+    """Results of one kind as devices add them up, one sum a (block, group, device).
+
+    Attributes:
+        of_comp: Sum that each computation block is part of, [C].
+        device: Device of each sum, [s].
+        accumulator_bytes: Its size, [s].
+    """
+
+    of_comp: IntArray
+    device: IntArray
+    accumulator_bytes: IntArray
+
+    @classmethod
+    def of(cls, blocks: BlockGraph, comp_device: IntArray, kind: Kind) -> Sums:
+        """Sums of one kind of result of placed blocks."""
+        block = blocks.comp_kv if kind == Kind.DKV else blocks.comp_q
+        devices = int(comp_device.max(initial=0)) + 1
+        key = (block * len(blocks.groups) + blocks.comp_group) * devices + comp_device
+        distinct, of_comp = np.unique(key, return_inverse=True)
+        data, device = np.divmod(distinct, devices)
+        return cls(
+            of_comp=of_comp,
+            device=device,
+            accumulator_bytes=blocks.accumulator_bytes[kind].reshape(-1)[data],
+        )
+
+    def continued(self, comp_division: IntArray, divisions: int) -> tuple[IntArray, IntArray]:
+        """Sums that a division goes on with after an earlier one, and that division, [m] each."""
+        works = np.zeros((len(self.device), divisions), dtype=bool)
+        works[self.of_comp, comp_division] = True
+        number, division = np.nonzero(works)
+        again = np.flatnonzero(np.diff(number) == 0) + 1
+        return number[again], division[again]
