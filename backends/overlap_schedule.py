@@ -12,6 +12,9 @@ from dcp.backends.overlap_work import Work
 from dcp.checks import check_integer
 from dcp.scheduling import Schedule, Scheduler, SchedulingProblem, Transfers
 
+# Simulated time does not know all that a division costs; for less than this they are not worth it.
+_AS_FAST = 1.01
+
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapSchedule(Scheduler):
@@ -57,7 +60,7 @@ class OverlapSchedule(Scheduler):
         tried += candidates([_Choice(divisions=24 if many else 3)])
         best_two = sorted(tried, key=_time)[:2]
         tried += candidates([replace(each.choice, ahead=4.0) for each in best_two])
-        return min(tried, key=_time).schedule
+        return _simplest(tried).schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,13 @@ class _Candidate(NamedTuple):
 
 def _time(candidate: _Candidate) -> float:
     return candidate.total_s
+
+
+def _simplest(tried: list[_Candidate]) -> _Candidate:
+    """The one of fewest divisions among those that are as fast as the fastest, but for little."""
+    enough_s = _AS_FAST * min(map(_time, tried))
+    fast = [candidate for candidate in tried if candidate.total_s <= enough_s]
+    return min(fast, key=lambda candidate: (candidate.schedule.num_divisions, candidate.total_s))
 
 
 def _candidate(

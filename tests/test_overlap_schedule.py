@@ -97,7 +97,8 @@ def test_it_is_no_slower_than_the_papers_scheduler_in_simulation(phase, mask):
 
 def test_work_whose_result_stays_covers_results_on_their_way():
     slow = replace(CPU_THREAD, flops_per_s=1e8, launch_s=1e-7)
-    cluster = Cluster(nodes=1, devices_per_node=2, device=slow)
+    far = Link(bandwidth_bytes_per_s=1e12, latency_s=1e-4)
+    cluster = Cluster(nodes=1, devices_per_node=2, device=slow, intra=far)
     blocks = cut(Batch([64]), SPEC, 8)
     home = np.repeat([0, 1], 4)
     # The second device computes the first one's last row beside all its own.
