@@ -44,6 +44,9 @@ SHAPES = {
     "one": Shape([8192], masks.causal()),
     "one-16k": Shape([16384], masks.causal()),
     "varlen-4k": Shape([2048, 1000, 520, 528], masks.causal(), 512),
+    "short": Shape(
+        [1500, 1100, 800, 600, 500, 400, 300, 300, 200, 200, 100, 100], masks.causal(), 512
+    ),
     "ragged": Shape([4000, 2100, 1200, 700, 192], masks.causal()),
     "ragged-16k": Shape([6000, 4100, 2500, 1500, 900, 700, 400, 192], masks.causal()),
     "lambda": Shape([8192], masks.lambda_mask(sink=64, window=4096)),
@@ -113,7 +116,7 @@ def fused_causal(lengths: list[int], tensors: tuple[Tensor, Tensor, Tensor, Tens
         lengths: Of the sequences.
         tensors: q, k, v and dout, packed.
     """
-    for part in zip(*(x.split(lengths) for x in tensors), strict=True):
+    for part in zip(*(torch.split(x, lengths) for x in tensors), strict=True):
         q, k, v, dout = (x.transpose(0, 1)[None].contiguous() for x in part)
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
         aten._scaled_dot_product_flash_attention_for_cpu_backward(

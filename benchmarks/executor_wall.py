@@ -7,7 +7,8 @@ attention on the whole sequences, causally; machines can be compared by it.
     python benchmarks/executor_wall.py --shapes one-4k,ragged --csv out.csv
 
 "/zigzag" is the time over that of zigzag in the same round, "CPU" the CPU time of all ranks over
-the reference's share of it that the mask allows. With fewer cores than ranks, wall time follows
+the reference's share of it that the mask allows, "MB" and "inter" what a forward pass sends, in
+all and between nodes. With fewer cores than ranks, wall time follows
 the work of all ranks rather than that of the busiest one.
 """
 
@@ -85,6 +86,7 @@ def print_times(times: Result, plans: Plans, *, title: str) -> None:
         "shape",
         "strategy",
         "MB",
+        "inter",
         "median s",
         "p20 - p80",
         "/zigzag",
@@ -95,8 +97,9 @@ def print_times(times: Result, plans: Plans, *, title: str) -> None:
     for shape, by_name in times.items():
         for name, took in sorted(by_name.items(), key=lambda each: median(each[1].wall_s)):
             plan = plans[shape].get(name)
-            sent = f"{plan.report().comm_bytes / 1e6:.1f}" if plan else ""
-            table.add_row(shape, _described(name, plan), sent, *_cells(shape, took, by_name))
+            table.add_row(
+                shape, _described(name, plan), *_sent(plan), *_cells(shape, took, by_name)
+            )
         table.add_section()
     Console(width=110).print(table)
 
@@ -121,6 +124,14 @@ def _described(name: str, plan: dcp.ExecutionPlan | None) -> str:
         return name
     origin = plan.origin
     return f"auto: {origin.baseline or origin.partitioner}"
+
+
+def _sent(plan: dcp.ExecutionPlan | None) -> tuple[str, str]:
+    """Forward MB in all and between nodes."""
+    if plan is None:
+        return "", ""
+    report = plan.report()
+    return f"{report.comm_bytes / 1e6:.1f}", f"{report.inter_node_bytes / 1e6:.1f}"
 
 
 def _cells(shape: str, took: Times, by_name: Mapping[str, Times]) -> Iterator[str]:
