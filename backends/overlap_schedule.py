@@ -28,7 +28,8 @@ class OverlapSchedule(Scheduler):
     devices of a node need crosses to the node once and is relayed inside, and results of a node
     are added up before they cross.
 
-    What is tried is how many divisions, and whether more than fits may arrive at a step.
+    What is tried is how many divisions, and whether less than fits arrives at a step, so that no
+    queues form, or more, where sending takes longer than computing anyway.
 
     Args:
         most_divisions: Most divisions tried, 1 or more; a device may need a few more for results
@@ -59,7 +60,12 @@ class OverlapSchedule(Scheduler):
         many = min(tried, key=_time).choice.divisions == 12
         tried += candidates([_Choice(divisions=24 if many else 3)])
         best_two = sorted(tried, key=_time)[:2]
-        tried += candidates([replace(each.choice, ahead=4.0) for each in best_two])
+        tried += candidates(
+            [
+                replace(each.choice, ahead=0.7 if each.choice.divisions >= 12 else 2.0)
+                for each in best_two
+            ]
+        )
         return _simplest(tried).schedule
 
 
