@@ -18,6 +18,7 @@ from dcp.baselines.dealing import Grid, deal_heads, place_blocks
 from dcp.blocks import BlockGraph, Kind
 from dcp.cutting import cut
 from dcp.direct_transfers import transfer_rows
+from dcp.ordering import distinct
 from dcp.placement import Assignment
 from dcp.scheduling import (
     KEY_INPUT,
@@ -181,9 +182,9 @@ class _Hybrid:
     def _computed(self, block: IntArray) -> tuple[_Data, IntArray]:
         """Data blocks that computation adds to, and the hop of each at which it first does."""
         key = (block * len(self.owner) + self.blocks.comp_group) * self.grid.ring_degree
-        key = np.unique(key + self._comp_hop)
-        data, first = np.unique(key // self.grid.ring_degree, return_index=True)
-        hop = key[first] % self.grid.ring_degree
+        data, hop = np.divmod(distinct(key + self._comp_hop), self.grid.ring_degree)
+        first = np.flatnonzero(np.diff(data, prepend=-1))
+        data, hop = data[first], hop[first]
         return _Data(data // len(self.owner), data % len(self.owner)), hop
 
     def _rank(self, data: _Data, hop: IntArray | int = 0) -> IntArray:

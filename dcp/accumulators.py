@@ -8,6 +8,7 @@ import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
 from dcp.blocks import BlockGraph, Kind
+from dcp.ordering import row_order
 from dcp.scheduling import KEY_RESULT, Schedule
 from dcp.timeline import attention_time, copy_time, launch_time, wait_time
 
@@ -128,7 +129,7 @@ def _lives(
     key, time = np.concatenate(keys), np.concatenate(times)
     is_send = np.zeros(len(key), dtype=bool)
     is_send[len(keys[0]) : len(keys[0]) + len(keys[1])] = True
-    order = np.lexsort((time, key))
+    order = row_order(key, time)
     sorted_key, ends_life = key[order], is_send[order]
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = (sorted_key[1:] != sorted_key[:-1]) | ends_life[:-1]

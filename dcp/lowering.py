@@ -29,6 +29,7 @@ from dcp.instructions import (
     Program,
     Reduce,
 )
+from dcp.ordering import distinct
 from dcp.placed_phase import PlacedPhase
 from dcp.runs import expand_runs
 from dcp.scheduling import KEY_RESULT, QUERY_RESULT, Schedule
@@ -211,7 +212,7 @@ class _MaskTables(NamedTuple):
         count = len(blocks.mask_ptr) - 1
         rank = phase.comp_device[phase.comps]
         wanted = rank * count + blocks.comp_mask[phase.comps]
-        used = np.unique(np.concatenate([wanted, every[:-1] * count]))
+        used = distinct(np.concatenate([wanted, every[:-1] * count]))
         first = np.searchsorted(used, every * count)
         begin = blocks.mask_ptr[used % count]
         size = blocks.mask_ptr[used % count + 1] - begin

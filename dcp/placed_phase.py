@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph, Kind
+from dcp.ordering import row_order
 from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Schedule
 
 
@@ -40,14 +39,12 @@ class PlacedPhase:
         schedule: Schedule,
     ) -> PlacedPhase:
         """Order the computation blocks by rank, division, group, queries, keys."""
-        comps = np.lexsort(
-            (
-                blocks.comp_kv,
-                blocks.comp_q,
-                blocks.comp_group,
-                schedule.comp_division,
-                comp_device,
-            )
+        comps = row_order(
+            comp_device,
+            schedule.comp_division,
+            blocks.comp_group,
+            blocks.comp_q,
+            blocks.comp_kv,
         )
         return cls(
             blocks=blocks,

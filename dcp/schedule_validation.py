@@ -12,6 +12,7 @@ import numpy as np
 from dcp.arrays import BoolArray, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.errors import ScheduleError
+from dcp.ordering import row_order
 from dcp.scheduling import (
     KEY_INPUT,
     KEY_RESULT,
@@ -153,13 +154,19 @@ def _check_ranges(blocks: BlockGraph, num_devices: int, phase: Phase, transfers:
     _refuse(transfers, ~carries, "which that block does not carry")
     _refuse(transfers, transfers.step < 1, "but steps start at 1")
     _refuse(transfers, transfers.src == transfers.dst, "which is itself")
-    columns = (transfers.group, transfers.block, transfers.kind)
-    order = np.lexsort((*columns, transfers.dst, transfers.src, transfers.step))
-    _refuse(
-        transfers,
-        order != np.arange(len(order)),
-        "out of order; build transfers with Transfers.of",
-    )
+    _refuse(transfers, ~_in_order(transfers), "out of order; build transfers with Transfers.of")
+
+
+def _in_order(transfers: Transfers) -> BoolArray:
+    """Whether no transfer stands behind one that it should precede, [n]."""
+    behind = np.zeros(len(transfers), dtype=bool)
+    tied = np.ones(len(transfers) - 1, dtype=bool)
+    columns = (transfers.step, transfers.src, transfers.dst)
+    for column in (*columns, transfers.kind, transfers.block, transfers.group):
+        before, after = column[:-1], column[1:]
+        behind[1:] |= tied & (after < before)
+        tied &= after == before
+    return ~behind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,7 +188,7 @@ def _check_inputs(ground: _Ground, schedule: Schedule, which: IntArray) -> None:
     moves = _take(schedule.transfers, which)
     _refuse(moves, moves.dst == ground.token_home[moves.block], "which is its home")
     received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
-    order = np.argsort(received, kind="stable")
+    order = row_order(received)
     again = np.zeros(len(moves), dtype=bool)
     again[order[1:]] = np.diff(received[order]) == 0
     _refuse(moves, again, "which has received it before")
@@ -237,7 +244,7 @@ def _check_results(ground: _Ground, schedule: Schedule, which: IntArray) -> None
     deposits = np.sort(key * span + ready)
     sent_key = ground.key(moves.kind, moves.block, moves.group, moves.src)
     sends = sent_key * span + moves.step
-    order = np.argsort(sends, kind="stable")
+    order = row_order(sends)
     sends = sends[order]
 
     same_key = np.diff(sends // span, prepend=-1) == 0

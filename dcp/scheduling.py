@@ -25,6 +25,7 @@ from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.cost import Timeline, attention_seconds
+from dcp.ordering import row_order
 from dcp.sums import Sums
 
 Phase = Literal["forward", "backward"]
@@ -56,7 +57,7 @@ class Transfers:
     def of(cls, rows: IntArray) -> Transfers:
         """From rows (kind, block, group, src, dst, step), [n, 6], in any order."""
         kind, block, group, src, dst, step = np.asarray(rows, dtype=np.int64).reshape(-1, 6).T
-        order = np.lexsort((group, block, kind, dst, src, step))
+        order = row_order(step, src, dst, kind, block, group)
         columns = (column[order] for column in (kind, block, group, src, dst, step))
         return cls(
             **dict(zip(("kind", "block", "group", "src", "dst", "step"), columns, strict=True))

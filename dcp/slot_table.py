@@ -11,6 +11,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.instructions import SLOT, Buffer, Items
+from dcp.ordering import row_order
 
 KEY_BUFFERS = (Buffer.KV_IN, Buffer.DKV_ACC, Buffer.DKV_PART)
 
@@ -60,7 +61,7 @@ def arena_section(blocks: BlockGraph, buffer: Buffer, content: Content) -> tuple
     rows = blocks.token_length[content.block]
     if buffer not in KEY_BUFFERS:
         rows = rows * blocks.groups.q_count[content.group]
-    order = np.lexsort((content.block, content.group, content.birth, content.rank))
+    order = row_order(content.rank, content.birth, content.group, content.block)
     slot, rank, size = allocate(
         content.rank[order], content.birth[order], content.death[order], rows[order]
     )
