@@ -5,8 +5,9 @@ Package: triton (extra `triton`; CUDA builds of torch bring it). Source: Tillet,
 algorithms of Dao et al. 2022 (FlashAttention) and Dao 2023 (FlashAttention-2).
 
 With TRITON_INTERPRET=1 in the environment before Python starts, Triton's interpreter runs the
-kernels on the CPU: slow, for tests. It cannot compute with bfloat16, so there such tensors are
-cast to float32 first. The kernels have been compiled for sm_80 and sm_90, but never run on a GPU.
+kernels on the CPU: slow, for tests. It cannot compute with bfloat16, so there such numbers are
+cast to float32 as they are loaded. The kernels have been compiled for sm_80 and sm_90, but have
+never run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ import torch
 from torch import Tensor
 
 from dcp.backend import Availability
+from dcp.blocks import BlockGraph
 from dcp.errors import SpecError
+from dcp.instructions import Buffer, Program
 from dcp.kernel_interface import BlockMask, Kernel
 from dcp.kernels import triton_blocks, triton_launch
 from dcp.kernels.triton_blocks import strides
-from dcp.kernels.triton_launch import check, launch, working
-from dcp.kernels.triton_tiling import Tiling, tiling
-
-_LOG2E = 1.4426950408889634
-_REDUCTION = Tiling(32, 32, 4, 2)
+from dcp.kernels.triton_launch import check, launch
+from dcp.kernels.triton_program import TritonProgram
+from dcp.kernels.triton_tiling import (
+    MERGE,
+    Tiling,
+    attention_constants,
+    merge_constants,
+    tiling,
+)
+from dcp.runtime.buffers import Buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +73,6 @@ class TritonAttention(Kernel):
         lse = out.new_full(q.shape[:2], -torch.inf)
         if not (len(q) and len(k)):
             return out, lse
-        q, k, v = working(q, k, v)
         tile, heads = self._tiling(q, backward=False), q.shape[1]
         table = triton_blocks.attention(
             len(q),
@@ -83,13 +90,9 @@ class TritonAttention(Kernel):
         launch(
             "forward",
             table,
-            q.shape[2],
             tile,
-            *(q, q, k, k, v, v, out, lse),
-            *(table.tiles, table.rows, table.items, table.slices),
-            scale * _LOG2E,
-            TILE_Q=tile.queries,
-            TILE_K=tile.keys,
+            (q, q, k, k, v, v, out, lse),
+            **attention_constants(tile, q.shape[2], scale),
         )
         return out, lse
 
@@ -109,7 +112,6 @@ class TritonAttention(Kernel):
         dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
         if not (len(q) and len(k)):
             return dq, dk, dv
-        q, k, v, dout = working(q, k, v, dout)
         tile, (_, heads, head_dim) = self._tiling(q, backward=True), q.shape
         kv_heads, block = k.shape[1], (len(q), len(k))
         ratio = heads // kv_heads
@@ -145,19 +147,8 @@ class TritonAttention(Kernel):
             ("backward_dq", of_queries, (dq,)),
             ("backward_dkv", of_keys, (dk, dv)),
         ):
-            launch(
-                name,
-                table,
-                head_dim,
-                tile,
-                *inputs,
-                *results,
-                *(table.tiles, table.rows, table.items, table.slices),
-                scale,
-                scale * _LOG2E,
-                TILE_Q=tile.queries,
-                TILE_K=tile.keys,
-            )
+            constants = attention_constants(tile, head_dim, scale)
+            launch(name, table, tile, (*inputs, *results), scale=scale, **constants)
         return dq, dk, dv
 
     def merge(self, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
@@ -165,26 +156,26 @@ class TritonAttention(Kernel):
         check(out, new_out)
         if not len(out):
             return
-        (new_out,) = working(new_out)
         table = triton_blocks.reduction(
             len(out),
             out.shape[1],
             strides(out, lse),
             strides(new_out, new_lse),
-            _REDUCTION.queries,
+            MERGE.queries,
             out.device,
         )
-        launch(
-            "merge",
-            table,
-            out.shape[2],
-            _REDUCTION,
-            *(out, lse, new_out, new_lse, table.tiles, table.rows, table.items),
-            TILE=_REDUCTION.queries,
-        )
+        tensors = out, lse, new_out, new_lse
+        launch("merge", table, MERGE, tensors, **merge_constants(out.shape[2]))
+
+    def bind(self, blocks: BlockGraph, program: Program, buffers: Buffers) -> TritonProgram:
+        """See `Kernel.bind`; an attention instruction is one launch, or two in backward."""
+        (q,) = buffers.planes(Buffer.Q)
+        check(q)
+        tiles = (self._tiling(q, backward=backward) for backward in (False, True))
+        return TritonProgram(blocks, program, buffers, *tiles)
 
     def _tiling(self, q: Tensor, *, backward: bool) -> Tiling:
-        chosen = tiling(q.dtype, q.shape[2], backward=backward)
+        chosen = tiling(q.dtype, q.shape[-1], backward=backward)
         return chosen._replace(
             queries=self.tile_q or chosen.queries, keys=self.tile_k or chosen.keys
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from dcp.arrays import IntArray
 from dcp.kernel_interface import BlockMask
 from dcp.kernels import triton_tables as tables
-from dcp.kernels.triton_tables import Records, Table
+from dcp.kernels.triton_tables import Draft, Records, Table
 
 Strides = tuple[tuple[int, ...], ...]
 
@@ -52,13 +52,14 @@ def attention(
         device: Where the table is to be.
     """
     slices = _slices(mask, *block)
-    return tables.build(
-        _records((length, _EMPTY, *_ONE_ITEM, ratio), row_wide, row_narrow),
-        _records((0, len(slices)), item_wide, item_narrow),
-        slices,
-        tables.tiles_of(np.array([length]), np.array([heads]), tile),
-        device,
+    draft = Draft(
+        tiles=tables.tiles_of(np.array([length]), np.array([heads]), tile),
+        rows=_records((length, _EMPTY, *_ONE_ITEM, ratio), row_wide, row_narrow),
+        items=_records((0, len(slices)), item_wide, item_narrow),
+        slices=slices,
     )
+    (table,) = tables.build([draft], device)
+    return table
 
 
 @lru_cache(_REMEMBERED)
@@ -66,13 +67,13 @@ def reduction(
     length: int, heads: int, row: Strides, item: Strides, tile: int, device: torch.device
 ) -> Table:
     """Table for merging one partial into an accumulator: strides of out and lse of each."""
-    return tables.build(
-        _records((length, 0, *_ONE_ITEM), row[:1], row[1:]),
-        _records((), item[:1], item[1:]),
-        np.empty((0, 6), dtype=np.int64),
-        tables.tiles_of(np.array([length]), np.array([heads]), tile),
-        device,
+    draft = Draft(
+        tiles=tables.tiles_of(np.array([length]), np.array([heads]), tile),
+        rows=_records((length, 0, *_ONE_ITEM), row[:1], row[1:]),
+        items=_records((), item[:1], item[1:]),
     )
+    (table,) = tables.build([draft], device)
+    return table
 
 
 def _records(numbers: tuple[int, ...], wide: Strides, narrow: Strides) -> Records:

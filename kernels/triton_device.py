@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 def device_function(function: Any) -> Any:
@@ -21,6 +22,34 @@ def device_function(function: Any) -> Any:
     would take most of its time; it is content with plain functions.
     """
     return function if triton.knobs.runtime.interpret else triton.jit(function)
+
+
+@device_function
+def computable(values):
+    """What the interpreter can compute with; it multiplies the bit patterns of bfloat16."""
+    if _INTERPRETED and values.dtype.is_bf16():
+        return values.to(tl.float32)
+    else:
+        return values
+
+
+@device_function
+def widened(values):
+    """Floats as float32, bits as they are."""
+    if values.dtype.is_floating():
+        return values.to(tl.float32)
+    else:
+        return values
+
+
+@device_function
+def cast(values, dtype: tl.constexpr):
+    """Round to the nearest value of a dtype; the interpreter would cut bfloat16 off."""
+    if _INTERPRETED and dtype.is_bf16():
+        bits = values.to(tl.int32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        values = (bits & -0x10000).to(tl.float32, bitcast=True)
+    return values.to(dtype)
 
 
 @device_function
@@ -52,15 +81,16 @@ def load_rows(first, stride, rows, limit, HEAD_DIM: tl.constexpr, PADDED: tl.con
     pointers = first + rows[:, None] * stride + dims[None, :]
     if limit is None:
         if HEAD_DIM == PADDED:
-            return tl.load(pointers)
+            values = tl.load(pointers)
         else:
-            return tl.load(pointers, mask=dims[None, :] < HEAD_DIM, other=0.0)
+            values = tl.load(pointers, mask=dims[None, :] < HEAD_DIM, other=0.0)
     else:
         if HEAD_DIM == PADDED:
-            return tl.load(pointers, mask=rows[:, None] < limit, other=0.0)
+            values = tl.load(pointers, mask=rows[:, None] < limit, other=0.0)
         else:
             exists = (rows[:, None] < limit) & (dims[None, :] < HEAD_DIM)
-            return tl.load(pointers, mask=exists, other=0.0)
+            values = tl.load(pointers, mask=exists, other=0.0)
+    return computable(values)
 
 
 @device_function
@@ -71,7 +101,7 @@ def store_rows(first, stride, rows, limit, values, HEAD_DIM: tl.constexpr, PADDE
     exists = rows[:, None] < limit
     if HEAD_DIM != PADDED:
         exists = exists & (dims[None, :] < HEAD_DIM)
-    tl.store(pointers, values.to(first.dtype.element_ty), mask=exists)
+    tl.store(pointers, cast(values, first.dtype.element_ty), mask=exists)
 
 
 @device_function

@@ -14,9 +14,11 @@ from torch import Tensor
 from dcp.backend import Availability
 from dcp.errors import BackendError, DtypeError, MissingPackageError, ShapeError
 from dcp.kernels.triton_tables import Table
-from dcp.kernels.triton_tiling import LARGEST_HEAD_DIM, Tiling, padded_head_dim
+from dcp.kernels.triton_tiling import LARGEST_HEAD_DIM, Tiling
 
 _NOT_INSTALLED = "install the extra `triton` (pip install 'dynamic-context-parallel[triton]')"
+
+Tensors = tuple[Tensor | tuple[Tensor, ...], ...]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -60,13 +62,6 @@ def check(*tensors: Tensor) -> None:
             )
 
 
-def working(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast what the interpreter cannot compute with: bfloat16, of which it sees raw bits."""
-    if tensors[0].is_cuda:
-        return tensors
-    return tuple(x.float() if x.dtype == torch.bfloat16 else x for x in tensors)
-
-
 def load(name: str) -> Any:
     """Kernel `name` of module `triton_<name>`, compiled or interpreted as Triton was told first.
 
@@ -78,18 +73,15 @@ def load(name: str) -> Any:
     return getattr(import_module(f"dcp.kernels.triton_{name}"), f"{name}_kernel")
 
 
-def launch(
-    name: str, table: Table, head_dim: int, tile: Tiling, *arguments: Any, **constants: int
-) -> None:
-    """Run a kernel over a table, on the current stream of the tensors' device.
+def launch(name: str, table: Table, tile: Tiling, tensors: Tensors, **more: float) -> None:
+    """Run a kernel over a table, on the current stream of the table's device.
 
     Args:
         name: Which kernel, as for `load`.
         table: What each program does.
-        head_dim: Elements of a row.
         tile: Warps and stages; the kernels name the sides of their tiles themselves.
-        arguments: Tensors and numbers of the kernel, up to `tiles`.
-        constants: Further compile-time numbers.
+        tensors: What the kernel is given before the table.
+        more: Numbers of the kernel, and compile-time constants, by name.
 
     Raises:
         BackendError: tensors on the CPU, but the kernels were loaded for GPUs.
@@ -98,7 +90,7 @@ def launch(
     kernel = load(name)
     from triton.runtime import JITFunction
 
-    device = table.tiles.device
+    device = table.arrays[0].device
     if device.type != "cuda" and isinstance(kernel, JITFunction):
         raise BackendError(
             f"the tensors are on {device}, but Triton was loaded to compile for GPUs; set "
@@ -108,15 +100,11 @@ def launch(
         return
     with _on(device):
         kernel[(table.programs,)](
-            *arguments,
-            HEAD_DIM=head_dim,
-            PADDED=padded_head_dim(head_dim),
-            UNIT=table.unit,
-            ROW=table.row,
-            ITEM=table.item,
+            *tensors,
+            **table.arguments(),
+            **more,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **constants,
         )
 
 

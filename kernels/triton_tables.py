@@ -15,6 +15,7 @@ needs triton.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,52 +54,92 @@ class Records:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """One launch's table before it is on the device.
+
+    Attributes:
+        tiles, rows, items: As above.
+        slices: As above, maybe shared with other drafts; None for kernels that know no masks.
+    """
+
+    tiles: IntArray
+    rows: Records
+    items: Records
+    slices: IntArray | None = None
+
+    def packed(self, unit: int) -> list[IntArray]:
+        """The arrays as the kernels read them."""
+        arrays = [self.tiles, self.rows.packed(unit), self.items.packed(unit)]
+        return arrays if self.slices is None else [*arrays, self.slices]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
     """One launch's table on the device.
 
     Attributes:
-        tiles, rows, items, slices: Parts of one tensor, int64, 1-D.
+        arrays: Its tiles, rows, items and perhaps slices: parts of one tensor, int64, 1-D.
         programs: Number of tiles.
         unit: Unit of the wide views' offsets and strides.
         row, item: Numbers of a row and of an item.
     """
 
-    tiles: Tensor
-    rows: Tensor
-    items: Tensor
-    slices: Tensor
+    arrays: tuple[Tensor, ...]
     programs: int
     unit: int
     row: int
     item: int
 
+    def arguments(self) -> dict[str, Any]:
+        """What kernels are told of it."""
+        arrays = dict(zip(("tiles", "rows", "items", "slices"), self.arrays, strict=False))
+        return {**arrays, "UNIT": self.unit, "ROW": self.row, "ITEM": self.item}
 
-def build(
-    rows: Records, items: Records, slices: IntArray, tiles: IntArray, device: torch.device
-) -> Table:
-    """Pack a table and bring it to the device in one transfer."""
-    unit = int(np.gcd.reduce([_UNIT, *rows.wide[:, :, 1:].flat, *items.wide[:, :, 1:].flat]))
-    parts = [tiles, rows.packed(unit), items.packed(unit), slices]
-    flat, begins, total = [], [], 0
-    for part in parts:
-        begins.append(total)
-        padding = -part.size % _ALIGNMENT
-        flat += [part.ravel(), np.zeros(padding, dtype=np.int64)]
-        total += part.size + padding
-    packed = torch.from_numpy(np.concatenate(flat).astype(np.int64)).to(device)
-    sections = [
-        packed[begin : begin + part.size] for begin, part in zip(begins, parts, strict=True)
+
+def build(drafts: list[Draft], device: torch.device) -> list[Table]:
+    """Pack tables and bring them to the device, all in one transfer."""
+    units = [_unit(draft) for draft in drafts]
+    packed = [draft.packed(unit) for draft, unit in zip(drafts, units, strict=True)]
+    begins: dict[int, int] = {}  # of each array, by its identity
+    flat, total = [np.empty(0, dtype=np.int64)], 0
+    for array in (array for arrays in packed for array in arrays):
+        if id(array) not in begins:
+            begins[id(array)] = total
+            padding = -array.size % _ALIGNMENT
+            flat += [array.ravel(), np.zeros(padding, dtype=np.int64)]
+            total += array.size + padding
+    data = _on_device(np.concatenate(flat), device)
+    return [
+        Table(
+            arrays=tuple(data[begins[id(one)] : begins[id(one)] + one.size] for one in arrays),
+            programs=len(arrays[0]),
+            unit=unit,
+            row=arrays[1].shape[1],
+            item=arrays[2].shape[1],
+        )
+        for unit, arrays in zip(units, packed, strict=True)
     ]
-    return Table(
-        tiles=sections[0],
-        rows=sections[1],
-        items=sections[2],
-        slices=sections[3],
-        programs=len(tiles),
-        unit=unit,
-        row=parts[1].shape[1],
-        item=parts[2].shape[1],
-    )
+
+
+def _unit(draft: Draft) -> int:
+    numbers = [records.wide[:, :, 1:].ravel() for records in (draft.rows, draft.items)]
+    return int(np.gcd.reduce(np.concatenate([[_UNIT], *numbers])))
+
+
+def _on_device(flat: IntArray, device: torch.device) -> Tensor:
+    table = torch.from_numpy(flat.astype(np.int64))
+    # From pageable memory the host would wait for the copy.
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+def views(*of: IntArray) -> IntArray:
+    """Views of several tensors side by side, [n, tensors, 4], each given as [n, 4]."""
+    return np.stack(of, axis=1)
+
+
+def no_views(count: int) -> IntArray:
+    """No views of as many records."""
+    return np.empty((count, 0, VIEW), dtype=np.int64)
 
 
 def tiles_of(lengths: IntArray, heads: IntArray, tile: int) -> IntArray:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 LARGEST_HEAD_DIM = 256
+_LOG2E = 1.4426950408889634
 _SMALLEST = 16  # of any side of a matrix product on tensor cores
 
 
@@ -17,6 +18,11 @@ class Tiling(NamedTuple):
     keys: int
     warps: int
     stages: int
+
+
+MERGE = Tiling(32, 32, 4, 2)
+COPY = Tiling(32, 32, 4, 1)
+_MOST_COLUMNS = 128  # that a program copies at a time
 
 
 # By padded head dimension. Chosen so that a program's tiles fit the registers and the shared
@@ -55,3 +61,25 @@ def tiling(dtype: torch.dtype, head_dim: int, *, backward: bool) -> Tiling:
     """Tile sizes for a dtype and a head dimension of at most LARGEST_HEAD_DIM."""
     half = _HALF_BACKWARD if backward else _HALF_FORWARD
     return (_SINGLE if dtype == torch.float32 else half)[padded_head_dim(head_dim)]
+
+
+def attention_constants(tile: Tiling, head_dim: int, scale: float) -> dict[str, float]:
+    """Numbers and compile-time constants of the forward kernel."""
+    return {
+        "scale_log2": scale * _LOG2E,
+        "HEAD_DIM": head_dim,
+        "PADDED": padded_head_dim(head_dim),
+        "TILE_Q": tile.queries,
+        "TILE_K": tile.keys,
+    }
+
+
+def merge_constants(head_dim: int) -> dict[str, float]:
+    """Compile-time constants of the merging kernel."""
+    return {"HEAD_DIM": head_dim, "PADDED": padded_head_dim(head_dim), "TILE": MERGE.queries}
+
+
+def copy_constants(columns: int) -> dict[str, float]:
+    """Compile-time constants of the copying kernel, for rows of at most so many elements."""
+    padded = 1 << (columns - 1).bit_length()
+    return {"TILE": COPY.queries, "COLUMNS": min(padded, _MOST_COLUMNS)}

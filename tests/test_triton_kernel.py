@@ -58,8 +58,9 @@ def run_alone(*command: str, interpret: bool) -> subprocess.CompletedProcess[str
 @pytest.mark.skipif(INTERPRETED, reason="this process interprets Triton itself")
 def test_some_of_the_triton_tier_passes_in_a_process_of_its_own() -> None:
     """Enough to see a broken kernel; all of it is for `tox run -e triton`."""
-    some = "one_launch or scheduler or float32 and (causal or window or lengths or halves or heads)"
-    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "triton", "-k", some, __file__)
+    some = "tables or ulysses or float32 and (causal or window or lengths or halves or heads)"
+    files = __file__, str(ROOT / "tests" / "test_triton_plans.py")
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "triton", "-k", some, *files)
     done = run_alone(*tests, interpret=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]
@@ -125,13 +126,12 @@ def test_every_kernel_compiles_for_gpus(
 ) -> None:
     """No GPU is needed to compile; nothing runs."""
     attention = ("forward", "backward_dq", "backward_dkv")
+    names = (*attention, "merge", "copy")
     script = str(ROOT / "tests" / "triton_compilation.py")
-    done = run_alone(
-        script, str(capability), dtype, str(head_dim), *attention, "merge", interpret=False
-    )
+    done = run_alone(script, str(capability), dtype, str(head_dim), *names, interpret=False)
     assert done.returncode == 0, done.stderr[-5000:]
     compiled = {line["kernel"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert set(compiled) == {*attention, "merge"}
+    assert set(compiled) == set(names)
     assert all(line["shared_bytes"] <= shared_bytes for line in compiled.values())
     if dtype != "float32":
         assert all(compiled[name]["tensor_core_products"] > 0 for name in attention)

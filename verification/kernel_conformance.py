@@ -16,16 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dcp import masks
+from dcp.batch import AttentionSpec, Batch
+from dcp.cluster import Cluster
 from dcp.errors import DtypeError
+from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.masks import Mask
+from dcp.planner import plan
 from dcp.runtime.dtypes import DTYPES
 from dcp.verification.kernel_blocks import (
     Block,
@@ -34,12 +39,23 @@ from dcp.verification.kernel_blocks import (
     forward_backward,
     row_sums,
 )
+from dcp.verification.local_run import random_inputs, run_with_gradients
 from dcp.verification.oracle import OracleResult, attention_oracle
-from dcp.verification.tolerances import max_error
+from dcp.verification.tolerances import check_within_budget, max_error
 
 HEAD_DIMS = (16, 24, 64, 80, 128, 192, 256)
 HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
 LENGTHS = ((1, 1), (1, 40), (40, 1), (16, 32), (47, 33))
+_PLANS: dict[str, tuple[Batch, int, int, dict[str, Any]]] = {  # with ranks and key heads
+    "ring": (Batch([18, 0, 9, 1]), 3, 2, {"baseline": "ring"}),
+    "ulysses, key head shared": (Batch([18, 0, 9, 1]), 2, 1, {"baseline": "ulysses"}),
+    "greedy, lambda": (
+        Batch([29], mask=masks.lambda_mask(3, 9)),
+        2,
+        2,
+        {"partitioner": "greedy", "scheduler": "overlap"},
+    ),
+}
 _LENGTH = 35  # of the blocks that masks are tried on: two tiles of 16 and a little
 
 
@@ -117,6 +133,8 @@ def _checks_of(dtype: str) -> Iterator[tuple[str, Callable[[Kernel, str], None]]
         check_merge_with_nothing,
     ):
         yield check.__name__.removeprefix("check_").replace("_", " "), partial(check, dtype)
+    for name in _PLANS:
+        yield f"plan {name}", partial(check_plan, dtype, name)
 
 
 def _masks() -> dict[str, Mask | None]:
@@ -218,6 +236,17 @@ def check_large_scores_do_not_overflow(dtype: str, kernel: Kernel, device: str) 
         assert error <= 8 * eps * float(wanted.abs().max()), f"{name} is off by {error:.3g}"
 
 
+def check_plan(dtype: str, name: str, kernel: Kernel, device: str) -> None:
+    """A whole plan, run by the kernel's own way with instructions, is within its budget."""
+    made = _planned(dtype, name)
+    q, k, v, dout = inputs = random_inputs(_PLANS[name][0], made.spec)
+    on_device = (q.to(device), k.to(device), v.to(device), dout.to(device))
+    results = {
+        each: x.cpu() for each, x in run_with_gradients(made, on_device, kernel=kernel).items()
+    }
+    check_within_budget(_PLANS[name][0], made.spec, inputs, results)
+
+
 # --- the same bits -----------------------------------------------------------------------------
 
 
@@ -310,6 +339,13 @@ def check_refused(dtype: str, kernel: Kernel, device: str) -> None:
 
 
 # --- helpers -----------------------------------------------------------------------------------
+
+
+@lru_cache
+def _planned(dtype: str, name: str) -> ExecutionPlan:
+    batch, ranks, kv_heads, how = _PLANS[name]
+    spec = AttentionSpec(num_q_heads=4, num_kv_heads=kv_heads, head_dim=16, dtype=dtype)
+    return plan(batch, spec, Cluster(devices_per_node=ranks), block_size=8, **how)
 
 
 def _merged(

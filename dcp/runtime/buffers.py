@@ -101,6 +101,10 @@ class Buffers:
             if rows:
                 self._planes[buffer] = self._arena(buffer, rows, blocks.spec.head_dim, device)
 
+    def planes(self, buffer: Buffer) -> Planes:
+        """Whole tensors of a buffer; none of an arena without rows."""
+        return self._planes.get(buffer, ())
+
     def view(self, slot: int, block: int, group: int) -> Planes:
         """What a slot holds of a data block, one view a plane."""
         buffer, offset, _, _ = self._slots[slot]

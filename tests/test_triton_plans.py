@@ -1,0 +1,234 @@
+"""Whole plans on interpreted Triton kernels: exact, in as few launches as instructions allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_runs import random_inputs
+from torch import Tensor
+
+import dcp
+from dcp.blocks import Kind
+from dcp.execution_plan import ExecutionPlan
+from dcp.instructions import ARENAS, Attention, Buffer, CommLaunch, Copy, Program, Reduce
+from dcp.kernels import triton_program
+from dcp.kernels.torch_flash import TorchFlash
+from dcp.kernels.triton_attention import TritonAttention
+from dcp.runtime.autograd import backward_inputs, forward_inputs
+from dcp.runtime.buffers import Buffers, has_replicas
+from dcp.runtime.messages import ProgramMessages
+from dcp.runtime.sharding import shard_for
+from dcp.verification.local_run import check_numbers, run_with_gradients
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET=1 is not set"
+    ),
+]
+
+KERNEL = TritonAttention(tile_q=16, tile_k=16)
+SPEC = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=16, dtype="float32")
+BATCH = dcp.Batch([21, 0, 10, 1])
+RANDOM = dcp.masks.from_dense(np.random.default_rng(2).random((24, 24)) < 0.5)
+
+
+def planned(
+    batch: dcp.Batch = BATCH, ranks: int = 2, spec: dcp.AttentionSpec = SPEC, **how: str
+) -> ExecutionPlan:
+    cluster = dcp.Cluster(devices_per_node=ranks)
+    return dcp.plan(batch, spec, cluster, block_size=8, **(how or {"baseline": "zigzag"}))
+
+
+PLANNED = {"partitioner": "greedy", "scheduler": "overlap"}
+CASES: dict[str, tuple[dcp.Batch, int, dict[str, Any], dict[str, str]]] = {
+    "ring": (BATCH, 3, {}, {"baseline": "ring"}),
+    "zigzag-bfloat16": (BATCH, 2, {"dtype": "bfloat16"}, {"baseline": "zigzag"}),
+    "planned-bfloat16": (BATCH, 3, {"dtype": "bfloat16"}, PLANNED),
+    "planned-odd-head-dim": (BATCH, 2, {"dtype": "float16", "head_dim": 5}, PLANNED),
+    "usp-head-dim-24": (
+        BATCH,
+        4,
+        {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 24, "dtype": "bfloat16"},
+        {"baseline": "usp"},
+    ),
+    "ulysses-that-shares-a-key-head": (BATCH, 2, {"dtype": "bfloat16"}, {"baseline": "ulysses"}),
+    "float32-partials": (BATCH, 2, {"dtype": "bfloat16", "float32_partials": True}, PLANNED),
+    "lambda": (dcp.Batch([33], mask=dcp.masks.lambda_mask(3, 9)), 2, {}, PLANNED),
+    "many-slices": (dcp.Batch([24], mask=RANDOM), 2, {}, {"baseline": "ring"}),
+    "cross": (dcp.Batch([9, 0, 13], [4, 8, 20], mask=dcp.masks.full()), 2, {}, PLANNED),
+    "sequential": (BATCH, 2, {}, {"partitioner": "greedy", "scheduler": "sequential"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_is_within_its_error_budget(name: str) -> None:
+    batch, ranks, heads, how = CASES[name]
+    plan = planned(batch, ranks, replace(SPEC, **heads), **how)
+    assert has_replicas(plan.blocks.groups) == (name == "ulysses-that-shares-a-key-head")
+    check_numbers(batch, plan, kernel=KERNEL)
+
+
+class Launches:
+    """Names of the kernels launched, and how many tables were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.built: list[int] = []
+        launch, build = triton_program.launch, triton_program.build
+
+        def recording(name: str, *arguments: Any, **more: Any) -> None:
+            self.names.append(name)
+            launch(name, *arguments, **more)
+
+        def counting(drafts: list[Any], device: torch.device) -> list[Any]:
+            self.built.append(len(drafts))
+            return build(drafts, device)
+
+        monkeypatch.setattr(triton_program, "launch", recording)
+        monkeypatch.setattr(triton_program, "build", counting)
+
+    def taken(self) -> list[str]:
+        taken, self.names = self.names, []
+        return taken
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    return Launches(monkeypatch)
+
+
+def memory(plan: ExecutionPlan, rank: int) -> Iterator[tuple[Program, Buffers]]:
+    """Both programs of a rank, each in memory that is full of random numbers."""
+    q, k, v, dout = random_inputs(BATCH, plan.spec)
+    generator = torch.Generator().manual_seed(rank)
+    sums = torch.rand(2, *q.shape[:2], generator=generator)
+    mine = plan.ranks[rank]
+    local = [shard_for(plan, q, rank), *(shard_for(plan, x, rank, "kv") for x in (k, v))]
+    rows = [shard_for(plan, x, rank) for x in (dout, *sums)]
+    for program, inputs in (
+        (mine.forward, forward_inputs(*local)),
+        (mine.backward, backward_inputs(*local, *rows)),
+    ):
+        buffers = Buffers(plan.blocks, program, inputs)
+        for plane in (plane for arena in ARENAS for plane in buffers.planes(arena)):
+            plane.copy_(torch.randn(plane.shape, generator=generator))
+        yield program, buffers
+
+
+def contents(buffers: Buffers) -> list[Tensor]:
+    arenas = [plane for arena in ARENAS for plane in buffers.planes(arena)]
+    kinds = (Kind.DQ, Kind.DKV) if buffers.planes(Buffer.DO) else (Kind.O,)
+    return arenas + [plane for kind in kinds for plane in buffers.output(kind)]
+
+
+@pytest.mark.parametrize("how", [{"baseline": "usp"}, PLANNED], ids=["usp", "planned"])
+def test_an_instruction_takes_one_launch_a_kind_of_work(
+    launches: Launches, how: dict[str, str]
+) -> None:
+    spec = replace(SPEC, num_q_heads=4, num_kv_heads=2, dtype="bfloat16")
+    plan = planned(ranks=4, spec=spec, **how)
+    seen = set()
+    for rank in range(4):
+        for program, buffers in memory(plan, rank):
+            kernel = KERNEL.bind(plan.blocks, program, buffers)
+            backward = program is plan.ranks[rank].backward
+            for one in program.instructions:
+                seen.add(type(one))
+                if isinstance(one, Attention):
+                    kernel.attend(one)
+                    both = ["backward_dq", "backward_dkv"]
+                    assert launches.taken() == (both if backward else ["forward"])
+                elif isinstance(one, Reduce):
+                    kernel.reduce(one)
+                    assert launches.taken() == (["copy"] if backward else ["merge"])
+                elif isinstance(one, Copy):
+                    kernel.copy(one)
+                    # out and lse; or dq, dk and dv together
+                    assert launches.taken() == ["copy"] * (1 if backward else 2)
+                elif isinstance(one, CommLaunch):
+                    layout = ProgramMessages.of(plan.blocks, program).of_items(one.sends)
+                    kernel.pack(one, torch.empty(layout.nbytes, dtype=torch.uint8))
+                    assert len(launches.taken()) <= 3  # as bits; cast; numbers of rows
+    assert {Attention, Reduce, Copy, CommLaunch} <= seen
+
+
+def messages(plan: ExecutionPlan, program: Program) -> dict[int, Tensor]:
+    """Buffers for the sends and the receives of every launch, full of small numbers."""
+    layout = ProgramMessages.of(plan.blocks, program)
+    launches = [one for one in program.instructions if isinstance(one, CommLaunch)]
+    sides = [items for one in launches for items in (one.sends, one.receives)]
+    sizes = [layout.of_items(items).nbytes for items in sides]
+    return {
+        id(items): torch.arange(size).remainder(64).to(torch.uint8)
+        for items, size in zip(sides, sizes, strict=True)
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("baseline", ["ulysses", "zigzag"])
+def test_messages_and_copies_have_the_bits_that_torch_gives(dtype: str, baseline: str) -> None:
+    spec = replace(SPEC, head_dim=5, dtype=dtype)  # numbers of rows stand at odd places
+    plan = planned(spec=spec, baseline=baseline)
+    for rank in range(2):
+        results: list[list[Tensor]] = []
+        for maker in (KERNEL, TorchFlash()):
+            results.append([])
+            for program, buffers in memory(plan, rank):
+                kernel, data = maker.bind(plan.blocks, program, buffers), messages(plan, program)
+                for one in program.instructions:
+                    if isinstance(one, Copy):
+                        kernel.copy(one)
+                    elif isinstance(one, CommLaunch):
+                        kernel.pack(one, data[id(one.sends)])
+                        kernel.unpack(one, data[id(one.receives)])
+                results[-1] += [*data.values(), *contents(buffers)]
+        assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reductions_equal_those_of_torch(dtype: str) -> None:
+    plan = planned(ranks=3, spec=replace(SPEC, dtype=dtype), **PLANNED)
+    reduced = 0
+    for rank in range(3):
+        results: list[list[Tensor]] = []
+        for maker in (KERNEL, TorchFlash()):
+            results.append([])
+            for program, buffers in memory(plan, rank):
+                kernel = maker.bind(plan.blocks, program, buffers)
+                for one in program.instructions:
+                    if isinstance(one, Reduce):
+                        kernel.reduce(one)
+                        reduced += 1
+                results[-1] += contents(buffers)
+        for ours, torchs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+    assert reduced
+
+
+def test_tables_are_made_once_a_program(launches: Launches) -> None:
+    plan = planned()
+    inputs = random_inputs(BATCH, SPEC)
+    first = run_with_gradients(plan, inputs, kernel=KERNEL)
+    made = len(launches.built)
+    assert made == 4  # two ranks, forward and backward
+    again = run_with_gradients(plan, inputs, kernel=KERNEL)
+    assert len(launches.built) == made
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_tables_follow_the_strides_of_home_tensors(launches: Launches) -> None:
+    """Views of one fused tensor give the bits that contiguous copies give."""
+    plan = planned(ranks=1)
+    fused = torch.cat(random_inputs(BATCH, SPEC)[:3], dim=1)
+    views = fused[:, :2], fused[:, 2:3], fused[:, 3:]
+    cp = dcp.ContextParallel(kernel=KERNEL)
+    out = cp.attention(plan, *views)
+    assert torch.equal(out, cp.attention(plan, *(view.contiguous() for view in views)))
+    assert len(launches.built) == 2
