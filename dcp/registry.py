@@ -45,6 +45,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "kernels": {
         "torch": "dcp.kernels.torch_flash:TorchFlash",
         "triton": "dcp.kernels.triton_attention:TritonAttention",
+        "flash_attn": "dcp.kernels.flash_attn:FlashAttention",
     },
 }
 

@@ -1,0 +1,279 @@
+"""The `flash_attn` kernel: the flash-attn package for full and causal blocks, Triton for the rest.
+
+Package: flash-attn 2.7 or later (extra `flash-attn`; it compiles against the torch that is
+installed and needs CUDA). Source: Dao 2023 (FlashAttention-2).
+
+The package takes a block if it is float16 or bfloat16, has a head_dim of at most 256, and its
+mask allows all pairs of a rectangle, or all but those above the diagonal that ends in the
+rectangle's last corner, which is what the package calls causal. Gradients of float16 go to the
+other kernel too, see `_surrogate`. Where another kernel is needed and cannot run, that is an
+error. Never run on a GPU: tests put a module of the same signatures in the package's place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dcp import registry
+from dcp.backend import Availability
+from dcp.errors import BackendError, SpecError
+from dcp.kernel_interface import BlockMask, Kernel
+
+LARGEST_HEAD_DIM = 256
+_HEAD_DIM_UNIT = 8
+_OLDEST = (2, 7)
+_TINY = 2.0**-60  # beside bfloat16 gradients it is nothing, and its inverse times delta is finite
+
+
+class Rectangle(NamedTuple):
+    """The part of a block in which pairs are allowed, and whether only up to its diagonal."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+    causal: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no pair."""
+        return self.q0 >= self.q1 or self.k0 >= self.k1
+
+    def covers(self, q: Tensor, k: Tensor) -> bool:
+        """Whether it is all of a block, and not empty."""
+        return not self.empty and self[:4] == (0, len(q), 0, len(k))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttention(Kernel):
+    """Blockwise attention by the flash-attn package, and by another kernel where it has no code.
+
+    Args:
+        other: The kernel for everything else, as in `kernel=`; it has to be able to run when it
+            is first needed.
+
+    Raises:
+        SpecError: other names this kernel.
+    """
+
+    name: ClassVar[str] = "flash_attn"
+
+    other: str = "triton"
+
+    def __post_init__(self) -> None:
+        if registry.parse_request(self.other)[0] == self.name:
+            raise SpecError(f"other is {self.other!r}; name another kernel, such as 'triton'")
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Whether flash-attn is installed, new enough, and has a GPU to run on."""
+        if find_spec("flash_attn") is None:
+            return Availability(
+                False,
+                "install the extra `flash-attn` (needs a CUDA toolchain: "
+                "pip install --no-build-isolation 'dynamic-context-parallel[flash-attn]')",
+            )
+        found = _installed()
+        if found < _OLDEST:
+            installed, needed = (".".join(map(str, each)) for each in (found, _OLDEST))
+            return Availability(False, f"flash-attn is {installed}; it takes {needed} or later")
+        if not torch.cuda.is_available():
+            return Availability(False, "torch finds no GPU; use kernel='torch'")
+        return Availability(True)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        part = rectangle(mask, len(q), len(k))
+        if part is None or not _has_code(q):
+            return self._other().forward(q, k, v, mask, scale)
+        rows, keys = slice(part.q0, part.q1), slice(part.k0, part.k1)
+        if part.covers(q, k):
+            return _forward(q, k, v, part.causal, scale)
+        out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
+        if not part.empty:
+            out[rows], lse[rows] = _forward(q[rows], k[keys], v[keys], part.causal, scale)
+        return out, lse
+
+    def backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dout: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        mask: BlockMask | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        part = rectangle(mask, len(q), len(k))
+        if part is None or not _has_code(q) or q.dtype != torch.bfloat16:
+            return self._other().backward(q, k, v, dout, lse, delta, mask, scale)
+        rows, keys = slice(part.q0, part.q1), slice(part.k0, part.k1)
+        if part.covers(q, k):
+            return _backward(q, k, v, dout, lse, delta, part.causal, scale)
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        if not part.empty:
+            sums = dout[rows], lse[rows], delta[rows]
+            dq[rows], dk[keys], dv[keys] = _backward(
+                q[rows], k[keys], v[keys], *sums, part.causal, scale
+            )
+        return dq, dk, dv
+
+    def _other(self) -> Kernel:
+        """The kernel for what the package has no code for.
+
+        Raises:
+            UnknownBackendError, MissingPackageError: there is none, or it cannot run here.
+        """
+        kernel: Kernel = registry.create("kernels", self.other)
+        return kernel
+
+
+def rectangle(mask: BlockMask | None, q_len: int, kv_len: int) -> Rectangle | None:
+    """What the package can compute a block as; None for masks that it has no code for."""
+    if mask is None:
+        return Rectangle(0, q_len, 0, kv_len, False)
+    if not mask.rows:
+        return Rectangle(0, 0, 0, 0, False)
+    if len(mask.rows) > 1:
+        return None
+    ((q0, q1, k0, k1, lo, hi),) = mask.rows
+    last_row, last_key = q1 - 1, k1 - 1
+    if lo > k0 - last_row:
+        return None
+    if hi >= last_key - q0:
+        return Rectangle(q0, q1, k0, k1, False)
+    return Rectangle(q0, q1, k0, k1, True) if hi == last_key - last_row else None
+
+
+def _has_code(q: Tensor) -> bool:
+    return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= LARGEST_HEAD_DIM
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return out like q, and lse [tokens, heads]; rows without keys give 0 and -inf."""
+    head_dim = q.shape[-1]
+    q, k, v = (_padded(x) for x in (q, k, v))
+    out, lse, *_ = _package()._flash_attn_varlen_forward(
+        q=q,
+        k=k,
+        v=v,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=causal,
+        **_lengths(q, k),
+    )
+    lse = lse.T  # of the package: [heads, tokens]
+    return out[..., :head_dim], lse.masked_fill(lse == torch.inf, -torch.inf)
+
+
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv."""
+    head_dim = q.shape[-1]
+    dout, out = _surrogate(dout, delta)
+    q, k, v, dout, out = (_padded(x) for x in (q, k, v, dout, out))
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    _package()._flash_attn_varlen_backward(
+        dout=dout,
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        softmax_lse=lse.masked_fill(lse == -torch.inf, torch.inf).T.contiguous(),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=causal,
+        window_size_left=-1,
+        window_size_right=-1,
+        softcap=0.0,
+        alibi_slopes=None,
+        deterministic=True,
+        **_lengths(q, k),
+    )
+    return dq[..., :head_dim], dk[..., :head_dim], dv[..., :head_dim]
+
+
+def _surrogate(dout: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and an output along it whose row sums are delta, without asking the GPU anything.
+
+    The package computes delta from the output, which plans do not send. A row whose gradient is
+    all but 0 while its delta is not, as a gradient of lse makes it, gets a gradient too small to
+    count, in one element. That needs the range of bfloat16; float16 has not got it.
+
+    Args:
+        dout: [tokens, heads, head_dim], bfloat16.
+        delta: [tokens, heads], float32.
+    """
+    gradient = dout.to(delta.dtype)
+    largest = gradient.abs().amax(dim=-1)
+    small = largest < _TINY
+    made_up = torch.zeros_like(gradient)
+    made_up[..., 0] = _TINY
+    gradient = torch.where((small & (delta != 0))[..., None], made_up, gradient)
+    largest = torch.where(small, _TINY, largest)
+    unit = gradient / largest[..., None]
+    square = unit.square().sum(dim=-1)
+    factor = delta / largest / square.clamp_min(1.0)  # of other rows it is 1 or more
+    return gradient.to(dout.dtype), (unit * factor[..., None]).to(dout.dtype)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Rows of a multiple of 8 elements."""
+    missing = -x.shape[-1] % _HEAD_DIM_UNIT
+    return pad(x, (0, missing)) if missing else x
+
+
+def _lengths(q: Tensor, k: Tensor) -> dict[str, Any]:
+    """One sequence, in the package's words; made on the device, for the host would wait."""
+
+    def ends(x: Tensor) -> Tensor:
+        return torch.arange(2, dtype=torch.int32, device=x.device) * len(x)
+
+    return {
+        "cu_seqlens_q": ends(q),
+        "cu_seqlens_k": ends(k),
+        "max_seqlen_q": len(q),
+        "max_seqlen_k": len(k),
+    }
+
+
+def _package() -> Any:
+    return import_module("flash_attn.flash_attn_interface")
+
+
+def _installed() -> tuple[int, ...]:
+    """Major and minor version of the package.
+
+    Raises:
+        BackendError: it is there, but not as an installed distribution.
+    """
+    try:
+        return tuple(int(part) for part in version("flash-attn").split(".")[:2])
+    except PackageNotFoundError as error:
+        raise BackendError(
+            "a module flash_attn is found, but no installed distribution flash-attn; "
+            "remove the module or install the package"
+        ) from error
