@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp.errors import TransportError
+from dcp.runtime.streams import MessageStream
 from dcp.runtime.transports import Receive, Send, Transport, describe
 
 
@@ -28,8 +28,9 @@ class TorchTransport(Transport):
     Between two ranks messages match by their order, so no tags are needed, which NCCL has not.
     All messages of a step start as one batch, which NCCL needs to progress them together.
 
-    gloo waits on the host and keeps the timeout given here. NCCL waits on the GPU, where the
-    timeout of the process group holds and its watchdog ends the process.
+    gloo waits on the host and keeps the timeout given here. NCCL moves messages while the GPU
+    computes and waits on a stream of the GPU, so the host runs ahead; the timeout of the process
+    group holds there, and its watchdog ends the process.
 
     Args:
         group: The context-parallel group; peers are ranks in it.
@@ -41,6 +42,7 @@ class TorchTransport(Transport):
         self._group = group
         self._rank = dist.get_rank(group)
         self._device = device
+        self._stream = MessageStream(device)
         self._timeout_s = timeout_s
         self._sent: list[_Started] = []
         self._receiving: dict[int, list[_Started]] = {}
@@ -57,7 +59,8 @@ class TorchTransport(Transport):
             for receive in receives
         ]
         try:
-            works = dist.batch_isend_irecv(operations)
+            with self._stream.after_computing():  # which has packed what is sent
+                works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise TransportError(f"cannot start {'; '.join(named)}: {error}") from error
         if len(works) != len(operations):  # a backend may answer with one work for the batch
@@ -71,22 +74,21 @@ class TorchTransport(Transport):
 
     def receive(self, step: int) -> None:
         """See `Transport.receive`."""
-        self._wait(self._receiving.pop(step))
         # What was sent with or before these has been asked for by now: all ranks launch a step
         # before they wait for it. So its memory is free again, as `dcp.memory` counts.
-        self._finish_sends()
+        self._wait([*self._receiving.pop(step), *self._sent])
+        self._sent.clear()
 
     def finish(self) -> None:
         """See `Transport.finish`."""
-        self._finish_sends()
-
-    def _finish_sends(self) -> None:
         self._wait(self._sent)
         self._sent.clear()
 
-    def _wait(self, started: Iterable[_Started]) -> None:
-        for message in started:
-            wait_for(message.work, self._device, self._timeout_s, message.what)
+    def _wait(self, started: list[_Started]) -> None:
+        """Let the computing stream wait for messages; on a CPU that is the host."""
+        with self._stream.before_computing():
+            for message in started:
+                wait_for(message.work, self._device, self._timeout_s, message.what)
 
     def _global_rank(self, peer: int) -> int:
         return dist.get_global_rank(self._group, peer)
