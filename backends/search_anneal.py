@@ -105,9 +105,10 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
         )
         new = prices.score(state)
         if new < best_score:
-            best, best_score = state.copy(), new
+            best.assign(state)
+            best_score = new
         elif cycle + 1 < len(heats):
-            state = best.copy()
+            state.assign(best)
     return best
 
 

@@ -38,12 +38,11 @@ def regrouped(state: State, places: Places) -> IntArray:
 
 def _traffic(state: State) -> FloatArray:
     """Bytes between every two devices, both directions together, [D, D]."""
-    home = state.tokens["home"][state.nets["token"]]
-    order = np.argsort(home, kind="stable")
-    starts = np.flatnonzero(np.diff(home[order].astype(np.int64), prepend=-1))
-    sent = np.where(state.used[order] > 0, state.nets["size"][order, None], 0.0)
-    traffic = np.zeros((sent.shape[1], sent.shape[1]))
-    traffic[home[order[starts]]] = np.add.reduceat(sent, starts)
+    home = state.tokens["home"][state.nets["token"]].astype(np.int64)
+    count = state.used.shape[1]
+    net, device = np.nonzero(state.used)
+    sent = np.bincount(home[net] * count + device, state.nets["size"][net], count * count)
+    traffic = np.asarray(sent, dtype=np.float64).reshape(count, count)
     np.fill_diagonal(traffic, 0.0)
     both: FloatArray = traffic + traffic.T
     return both

@@ -79,7 +79,13 @@ class State(NamedTuple):
 
     def copy(self) -> State:
         """An independent copy of what moves change."""
-        fixed = {"pins", "rules", "journal"}
-        return self._replace(
-            **{name: getattr(self, name).copy() for name in self._fields if name not in fixed}
-        )
+        changed = {name: getattr(self, name).copy() for name in _CHANGED}
+        return self._replace(**changed)
+
+    def assign(self, other: State) -> None:
+        """Become equal to a copy."""
+        for name in _CHANGED:
+            getattr(self, name)[...] = getattr(other, name)
+
+
+_CHANGED = tuple(name for name in State._fields if name not in ("pins", "rules", "journal"))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp.arrays import BoolArray, IntArray
+from dcp.arrays import BoolArray, Int32Array, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.instructions import (
     BACKWARD_ITEM,
@@ -29,11 +29,11 @@ from dcp.instructions import (
     Program,
     Reduce,
 )
-from dcp.ordering import distinct
+from dcp.ordering import distinct, row_order
 from dcp.placed_phase import PlacedPhase
 from dcp.runs import expand_runs
-from dcp.scheduling import KEY_RESULT, QUERY_RESULT, Schedule
-from dcp.slot_layout import SlotLayout, lay_out
+from dcp.scheduling import Schedule
+from dcp.slot_layout import Finals, SlotLayout, lay_out
 
 
 def lower(
@@ -76,10 +76,10 @@ def _instructions(
     phase: PlacedPhase, slots: SlotLayout, mask: IntArray, shape: tuple[int, int]
 ) -> list[list[Instruction]]:
     """Instructions of every rank. In a step: wait, reduce, launch the next, compute, copy."""
-    moved, comps, sums, steps = phase.schedule.transfers, phase.comps, slots.sums, shape[1]
-    partial, final = np.flatnonzero(moved.is_result), np.flatnonzero(sums.is_final)
+    moved, comps, steps = phase.schedule.transfers, phase.comps, shape[1]
+    partial, finals = np.flatnonzero(moved.is_result), slots.finals
     arrive = _messages(phase, moved.src, slots.arrival_slot)
-    leave = _messages(phase, moved.dst, _sent_slots(slots, phase))
+    leave = _messages(phase, moved.dst, slots.sent_slot)
     received = _by_cell(arrive, moved.dst, moved.step, shape)
     sent = _by_cell(leave, moved.src, moved.step, shape)
     reduced = _by_cell(
@@ -91,7 +91,7 @@ def _instructions(
         phase.schedule.comp_division[comps],
         shape,
     )
-    copied = _by_cell(_copies(slots, final), sums.rank[final], sums.death[final] // 4, shape)
+    copied = _by_cell(_copies(finals), finals.rank, finals.step, shape)
 
     nothing = arrive[:0]
     ordered: list[tuple[int, Instruction]] = [
@@ -118,8 +118,9 @@ def _by_cell(
 ) -> dict[int, Items]:
     """Rows by cell, which is rank * steps + step; those of a cell keep their order."""
     cell = rank * shape[1] + step
-    order = np.argsort(cell, kind="stable")
-    items, cell = items[order], cell[order]
+    if (cell[1:] < cell[:-1]).any():
+        order = row_order(cell)
+        items, cell = items[order], cell[order]
     edges = [*np.flatnonzero(np.diff(cell, prepend=-1)).tolist(), len(cell)]
     return {int(cell[low]): items[low:high] for low, high in pairwise(edges)}
 
@@ -129,69 +130,43 @@ def _messages(phase: PlacedPhase, peer: IntArray, slot: IntArray) -> Items:
     return _rows(MESSAGE_ITEM, peer=peer, slot=slot, block=moved.block, group=moved.group)
 
 
-def _sent_slots(slots: SlotLayout, phase: PlacedPhase) -> IntArray:
-    moved = phase.schedule.transfers
-    sent: IntArray = slots.input_slot[moved.src, moved.kind, moved.block, moved.group].astype(
-        np.int64
-    )
-    partial = moved.is_result
-    sent[partial] = slots.sum_slot[slots.sums.of_send[partial]]
-    return sent
-
-
 def _reductions(phase: PlacedPhase, slots: SlotLayout, partial: IntArray) -> Items:
     moved = phase.schedule.transfers
     return _rows(
         REDUCE_ITEM,
         src=slots.arrival_slot[partial],
-        dst=slots.sum_slot[slots.sums.of_receive[partial]],
+        dst=slots.merged_slot[partial],
         block=moved.block[partial],
         group=moved.group[partial],
-        fresh=slots.sums.receive_is_first[partial],
+        fresh=slots.merge_is_first[partial],
     )
 
 
 def _attention_items(phase: PlacedPhase, slots: SlotLayout, mask: IntArray) -> Items:
-    blocks, comps, sums = phase.blocks, phase.comps, slots.sums
-    rank = phase.comp_device[comps]
-    q, kv, group = blocks.comp_q[comps], blocks.comp_kv[comps], blocks.comp_group[comps]
-    common = {
-        "q": slots.input_slot[rank, Kind.Q, q, group],
-        "kv": slots.input_slot[rank, Kind.KV, kv, group],
-        "q_block": q,
-        "kv_block": kv,
-        "group": group,
+    slot, is_first = slots.comp_slot, slots.comp_is_first
+    common: dict[str, IntArray | Int32Array | BoolArray] = {
+        "q": slot[Kind.Q],
+        "kv": slot[Kind.KV],
+        "q_block": phase.comp_block(Kind.Q),
+        "kv_block": phase.comp_block(Kind.KV),
+        "group": phase.blocks.comp_group[phase.comps],
         "mask": mask,
     }
-    query = QUERY_RESULT[phase.schedule.phase]
     if phase.schedule.phase == "forward":
-        return _rows(
-            FORWARD_ITEM,
-            **common,
-            out=slots.sum_slot[sums.of_comp[query]],
-            fresh=sums.comp_is_first[query],
-        )
+        return _rows(FORWARD_ITEM, **common, out=slot[Kind.O], fresh=is_first[Kind.O])
     return _rows(
         BACKWARD_ITEM,
         **common,
-        dout=slots.input_slot[rank, Kind.DO, q, group],
-        dq=slots.sum_slot[sums.of_comp[query]],
-        dkv=slots.sum_slot[sums.of_comp[KEY_RESULT]],
-        fresh_dq=sums.comp_is_first[query],
-        fresh_dkv=sums.comp_is_first[KEY_RESULT],
+        dout=slot[Kind.DO],
+        dq=slot[Kind.DQ],
+        dkv=slot[Kind.DKV],
+        fresh_dq=is_first[Kind.DQ],
+        fresh_dkv=is_first[Kind.DKV],
     )
 
 
-def _copies(slots: SlotLayout, final: IntArray) -> Items:
-    sums = slots.sums
-    kind, block, group = sums.kind[final], sums.block[final], sums.group[final]
-    return _rows(
-        COPY_ITEM,
-        src=slots.sum_slot[final],
-        dst=slots.output_slot[kind, block, group],
-        block=block,
-        group=group,
-    )
+def _copies(finals: Finals) -> Items:
+    return _rows(COPY_ITEM, src=finals.src, dst=finals.dst, block=finals.block, group=finals.group)
 
 
 class _MaskTables(NamedTuple):
@@ -227,7 +202,7 @@ class _MaskTables(NamedTuple):
         )
 
 
-def _rows(dtype: np.dtype[np.void], **columns: IntArray | BoolArray) -> Items:
+def _rows(dtype: np.dtype[np.void], **columns: IntArray | Int32Array | BoolArray) -> Items:
     rows = np.zeros(len(next(iter(columns.values()))), dtype=dtype)
     for name, values in columns.items():
         rows[name] = values

@@ -65,3 +65,16 @@ class PlacedPhase:
         """Kinds of data block that computing adds to."""
         query = QUERY_RESULT[self.schedule.phase]
         return (query,) if self.schedule.phase == "forward" else (query, KEY_RESULT)
+
+    def comp_block(self, kind: Kind) -> IntArray:
+        """Block of the data of a kind that each computation touches, in program order, [C]."""
+        blocks = self.blocks
+        block = blocks.comp_kv if kind in (KEY_INPUT, KEY_RESULT) else blocks.comp_q
+        return block[self.comps]
+
+    def key(
+        self, rank: IntArray, kind: IntArray | int, block: IntArray, group: IntArray
+    ) -> IntArray:
+        """One number for data on a rank, [n]; numbers ascend with (rank, kind, block, group)."""
+        data = (rank * len(Kind) + kind) * self.blocks.num_token_blocks + block
+        return data * len(self.blocks.groups) + group

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dcp.accumulators import Accumulators, trace_accumulators
-from dcp.arrays import Int32Array, IntArray
+from dcp.arrays import BoolArray, Int32Array, IntArray
 from dcp.blocks import Kind
+from dcp.input_sources import InputSources
 from dcp.instructions import ACCUMULATOR, ARRIVAL, HOME_INPUT, HOME_OUTPUT
 from dcp.placed_phase import PlacedPhase
-from dcp.scheduling import KEY_INPUT, RESULTS
-from dcp.slot_table import Content, Section, SlotTable, arena_section, home_section
-from dcp.timeline import attention_time, launch_time, wait_time
+from dcp.scheduling import Transfers
+from dcp.slot_table import Content, SlotTable, arena_section, home_section
+from dcp.timeline import launch_time, wait_time
+
+
+class Finals(NamedTuple):
+    """Sums copied to home outputs: where, when, what, from slot and to slot, [n] each."""
+
+    rank: IntArray
+    step: IntArray
+    block: IntArray
+    group: IntArray
+    src: IntArray
+    dst: IntArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,112 +35,120 @@ class SlotLayout:
 
     Attributes:
         table: Slots of all ranks.
-        input_slot: Slot of every input on every rank, [ranks, kinds, T, groups]; -1 for none.
-        output_slot: Slot of every home output on its home, [kinds, T, groups].
-        arrival_slot: Slot of every transfer as it arrives, [transfers].
-        sums: Lives of accumulators.
-        sum_slot: Slot of every life.
+        comp_slot: For each kind, the slot that each computation reads or adds to, in program
+            order, [C].
+        comp_is_first: For each kind of result, whether the computation finds that slot empty.
+        arrival_slot, sent_slot: Slot of every transfer as it arrives and as it leaves,
+            [transfers].
+        merged_slot, merge_is_first: Slot that what has arrived is added to, and whether it is
+            empty, [transfers]; -1 and False for inputs.
+        finals: Copies to home outputs.
     """
 
     table: SlotTable
-    input_slot: Int32Array
-    output_slot: IntArray
+    comp_slot: dict[Kind, Int32Array]
+    comp_is_first: dict[Kind, BoolArray]
     arrival_slot: IntArray
-    sums: Accumulators
-    sum_slot: IntArray
+    sent_slot: IntArray
+    merged_slot: IntArray
+    merge_is_first: BoolArray
+    finals: Finals
 
 
 def lay_out(phase: PlacedPhase) -> SlotLayout:
     """Lay out the slots of every rank: home tensors, then arrivals, then accumulators."""
-    blocks, moved = phase.blocks, phase.schedule.transfers
-    homes = [(HOME_INPUT[kind], kind) for kind in phase.inputs]
-    homes += [(HOME_OUTPUT[kind], kind) for kind in phase.results]
-    home_parts = [home_section(blocks, phase.token_home, *which) for which in homes]
-
-    kinds = (*phase.inputs, *phase.results)
+    blocks, moved, kinds = phase.blocks, phase.schedule.transfers, (*phase.inputs, *phase.results)
+    home = HOME_INPUT | HOME_OUTPUT
+    home_parts = [home_section(blocks, phase.token_home, home[kind], kind) for kind in kinds]
+    sources = InputSources.of(phase)
+    last_use = sources.last_use(phase)
     arriving = [np.flatnonzero(moved.kind == kind) for kind in kinds]
-    last_use = _last_use_of_inputs(phase)
     arrival_parts = [
-        arena_section(blocks, ARRIVAL[kind], _arrivals(phase, kind, rows, last_use))
+        arena_section(blocks, ARRIVAL[kind], _arrivals(moved, rows, last_use))
         for kind, rows in zip(kinds, arriving, strict=True)
     ]
-    sums = trace_accumulators(blocks, phase.comp_device, phase.schedule, phase.comps, phase.results)
-    summed = [np.flatnonzero(sums.kind == kind) for kind in phase.results]
+    sums = {kind: trace_accumulators(phase, kind) for kind in phase.results}
     sum_parts = [
-        arena_section(blocks, ACCUMULATOR[kind], _sums(sums, lives))
-        for kind, lives in zip(phase.results, summed, strict=True)
+        arena_section(blocks, ACCUMULATOR[kind], _sums(each)) for kind, each in sums.items()
     ]
     sections = [part[0] for part in (*home_parts, *arrival_parts, *sum_parts)]
     table = SlotTable.of(sections, phase.num_ranks)
 
     numbers = iter(table.numbers)
-    shape = (len(Kind), blocks.num_token_blocks, len(blocks.groups))
-    input_slot = np.full((phase.num_ranks, *shape), -1, dtype=np.int32)
-    output_slot = np.full(shape, -1, dtype=np.int64)
-    for (buffer, kind), (section, block) in zip(homes, home_parts, strict=True):
-        group = section.records["group"]
-        if buffer in HOME_INPUT.values():
-            input_slot[section.rank, kind, block, group] = next(numbers)
-        else:
-            output_slot[kind, block, group] = next(numbers)
-    arrival_slot = _numbered(len(moved), arriving, arrival_parts, numbers)
-    received = np.flatnonzero(~moved.is_result)
-    where = (moved.dst, moved.kind, moved.block, moved.group)
-    input_slot[tuple(column[received] for column in where)] = arrival_slot[received]
+    home_slot = np.full((len(Kind), blocks.num_token_blocks, len(blocks.groups)), -1)
+    for kind, (section, block) in zip(kinds, home_parts, strict=True):
+        home_slot[kind, block, section.records["group"]] = next(numbers)
+    arrival_slot = np.empty(len(moved), dtype=np.int64)
+    for rows, (_, slot) in zip(arriving, arrival_parts, strict=True):
+        arrival_slot[rows] = next(numbers)[slot]
+    sum_slot = {kind: next(numbers)[slot] for kind, (_, slot) in zip(sums, sum_parts, strict=True)}
+    return _layout(phase, table, sources, sums, home_slot, arrival_slot, sum_slot)
+
+
+def _layout(
+    phase: PlacedPhase,
+    table: SlotTable,
+    sources: InputSources,
+    sums: dict[Kind, Accumulators],
+    home_slot: IntArray,
+    arrival_slot: IntArray,
+    sum_slot: dict[Kind, IntArray],
+) -> SlotLayout:
+    """Slots of computations and transfers.
+
+    Args:
+        phase, table, sources, sums: What is laid out.
+        home_slot: Slot of each home tensor's block on its home, [kinds, T, groups].
+        arrival_slot: Slot of each transfer as it arrives, [transfers].
+        sum_slot: Slot of each life of the accumulators of a kind.
+    """
+    moved, group = phase.schedule.transfers, phase.blocks.comp_group[phase.comps]
+
+    def input_slot(transfer: IntArray, *at_home: IntArray | int) -> IntArray:
+        return np.where(transfer < 0, home_slot[at_home], np.append(arrival_slot, -1)[transfer])
+
+    sent_slot = input_slot(sources.of_send, moved.kind, moved.block, moved.group)
+    merged_slot = np.full(len(moved), -1)
+    merge_is_first = np.zeros(len(moved), dtype=bool)
+    comp_slot = {
+        kind: input_slot(transfer, int(kind), phase.comp_block(kind), group).astype(np.int32)
+        for kind, transfer in sources.of_comp.items()
+    }
+    for kind, each in sums.items():
+        sent_slot[each.transfers] = sum_slot[kind][each.of_send]
+        merged_slot[each.transfers] = sum_slot[kind][each.of_receive]
+        merge_is_first[each.transfers] = each.receive_is_first
+        comp_slot[kind] = sum_slot[kind].astype(np.int32)[each.of_comp]
     return SlotLayout(
         table=table,
-        input_slot=input_slot,
-        output_slot=output_slot,
+        comp_slot=comp_slot,
+        comp_is_first={kind: each.comp_is_first for kind, each in sums.items()},
         arrival_slot=arrival_slot,
-        sums=sums,
-        sum_slot=_numbered(len(sums.kind), summed, sum_parts, numbers),
+        sent_slot=sent_slot,
+        merged_slot=merged_slot,
+        merge_is_first=merge_is_first,
+        finals=_finals(sums, home_slot, sum_slot),
     )
 
 
-def _numbered(
-    count: int,
-    rows: list[IntArray],
-    parts: list[tuple[Section, IntArray]],
-    numbers: Iterator[IntArray],
-) -> IntArray:
-    """Number of the slot of every content, [count], from the sections that hold these rows."""
-    slots = np.empty(count, dtype=np.int64)
-    for mine, (_, slot) in zip(rows, parts, strict=True):
-        slots[mine] = next(numbers)[slot]
-    return slots
+def _finals(
+    sums: dict[Kind, Accumulators], home_slot: IntArray, sum_slot: dict[Kind, IntArray]
+) -> Finals:
+    parts = []
+    for kind, each in sums.items():
+        final = each.is_final
+        rank, block, group = each.rank[final], each.block[final], each.group[final]
+        slots = sum_slot[kind][final], home_slot[kind, block, group]
+        parts.append((rank, each.death[final] // 4, block, group, *slots))
+    return Finals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _sums(sums: Accumulators, lives: IntArray) -> Content:
-    return Content(
-        sums.rank[lives],
-        sums.block[lives],
-        sums.group[lives],
-        sums.birth[lives],
-        sums.death[lives],
-    )
+def _sums(sums: Accumulators) -> Content:
+    return Content(sums.rank, sums.block, sums.group, sums.birth, sums.death)
 
 
-def _arrivals(phase: PlacedPhase, kind: Kind, rows: IntArray, last_use: Int32Array) -> Content:
-    """What arrives of one kind, and how long it is needed."""
-    moved = phase.schedule.transfers
-    rank, block, group = moved.dst[rows], moved.block[rows], moved.group[rows]
-    death = wait_time(moved.step[rows])
-    if kind not in RESULTS:
-        death = np.maximum(death, last_use[rank, kind, block, group])
-    return Content(rank, block, group, launch_time(moved.step[rows]), death)
-
-
-def _last_use_of_inputs(phase: PlacedPhase) -> Int32Array:
-    """Last quarter in which each rank reads each input, [ranks, kinds, T, groups]; -1: never."""
-    blocks, moved = phase.blocks, phase.schedule.transfers
-    last = np.full(
-        (phase.num_ranks, len(Kind), blocks.num_token_blocks, len(blocks.groups)),
-        -1,
-        dtype=np.int32,
-    )
-    time = attention_time(phase.schedule.comp_division)
-    for kind in phase.inputs:
-        block = blocks.comp_kv if kind == KEY_INPUT else blocks.comp_q
-        np.maximum.at(last[:, kind], (phase.comp_device, block, blocks.comp_group), time)
-    np.maximum.at(last, (moved.src, moved.kind, moved.block, moved.group), launch_time(moved.step))
-    return last
+def _arrivals(moved: Transfers, rows: IntArray, last_use: IntArray) -> Content:
+    """What some transfers bring, and how long it is needed."""
+    step = moved.step[rows]
+    death = np.maximum(wait_time(step), last_use[rows])
+    return Content(moved.dst[rows], moved.block[rows], moved.group[rows], launch_time(step), death)
