@@ -32,10 +32,13 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return getattr(torch, request.param)
 
 
-@pytest.fixture(params=("torch", "triton"))
+@pytest.fixture(params=registry.BUILT_IN["kernels"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    if request.param == "triton" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device: interpreted, the triton kernel has no speed to measure")
+    if request.param != "torch" and not torch.cuda.is_available():
+        pytest.skip(f"no CUDA device, and {request.param} is only of interest on one")
+    available, reason = registry.load("kernels", request.param).availability()
+    if not available:
+        pytest.skip(reason)
     created: Kernel = registry.create("kernels", request.param)
     return created
 
