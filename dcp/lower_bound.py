@@ -1,79 +1,75 @@
-"""How little any placement within the same limits could send.
-
-A device that computes A pairs of one head group needs at least a query tokens and b key tokens
-with a·b ≥ A. What it does not own has to come in, and for foreign queries the output goes out.
-Where every mask is causal, n tokens among themselves give at most n·(n + 1) / 2 pairs rather than
-n², so the rectangle must be larger by n·(n - 1) / 2 for the n tokens that the device owns.
-"""
+"""How little any placement within the same limits could send; docs/placement.md has the proof."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
-from dcp.arrays import FloatArray
 from dcp.blocks import BlockGraph
 from dcp.placement import PlacementProblem
+from dcp.row_lengths import RowLengths
+from dcp.sequence_bounds import Sequence, Terms, bytes_to_balance, bytes_to_complete_rows
 
-_GRID = 512
+_ROW_LENGTHS = 8
 
 
 def lower_bound_bytes(blocks: BlockGraph, problem: PlacementProblem) -> int:
     """A bound on the forward volume of every placement that keeps the problem's limits.
 
-    Each (device, head group) does some share of the work. The bytes it needs for a share are
-    bounded from below by their convex envelope up to the largest legal share; shares add up to
-    the total, so by Jensen's inequality the sum is at least units × envelope(mean share).
+    It holds for blocks cut in any other way too, as long as the limits are these.
     """
-    devices, groups = problem.cluster.num_devices, len(blocks.groups)
-    pairs = float(blocks.comp_pairs.sum())
-    if devices == 1 or pairs == 0:
+    if problem.cluster.num_devices == 1 or not blocks.comp_pairs.any():
         return 0
-    largest = min(_largest_share(problem) * pairs, float(blocks.comp_pairs.sum() / groups))
-    share = np.linspace(0.0, max(largest, pairs / devices / groups), _GRID + 1)
-    need = _cheapest_rectangle(share, problem, blocks)
-    # Need never falls with the share: the left end of a cell bounds the whole cell.
-    floor = np.concatenate([need[:1], need[:-1]])
-    units = devices * groups
-    return int(units * _envelope_at(share, floor, pairs / units))
-
-
-def _largest_share(problem: PlacementProblem) -> float:
-    """The part of all work that the limits allow a device, or one whole block more than even."""
-    total = float(problem.comp_flops.sum())
-    node = problem.node_compute_limit / problem.cluster.devices_per_node
-    device = (1 + problem.limits.intra_node) * node + float(problem.comp_flops.max())
-    return min(total, device, problem.overall_compute_limit) / total
-
-
-def _cheapest_rectangle(
-    pairs: FloatArray, problem: PlacementProblem, blocks: BlockGraph
-) -> FloatArray:
-    """Least (a - owned)⁺·q_cost + (b - owned)⁺·kv_cost over a·b ≥ pairs, [n]."""
-    owned = float(max(problem.token_allowance, 1))
-    if int(blocks.sequence_slices[:, 5].max()) <= 0:
-        pairs = pairs + owned * (owned - 1) / 2
     q_tokens = int((blocks.token_length * blocks.has_q).sum())
     kv_tokens = int((blocks.token_length * blocks.has_kv).sum())
-    q_cost = problem.q_side_bytes.sum(axis=0).min() / q_tokens
-    kv_cost = problem.kv_side_bytes.sum(axis=0).min() / kv_tokens
-    # Owned tokens are free, so both sides have at least that many; beyond, the minimum of
-    # a·q_cost + pairs/a·kv_cost lies at a = sqrt(pairs·kv_cost/q_cost).
-    beyond = np.maximum(pairs, owned**2)
-    a = np.clip(np.sqrt(beyond * kv_cost / q_cost), owned, beyond / owned)
-    cost: FloatArray = (a - owned) * q_cost + (beyond / a - owned) * kv_cost
-    return cost
+    flops_a_pair = 4 * blocks.spec.head_dim * int(blocks.groups.q_count.min())
+    terms = Terms(
+        devices=problem.cluster.num_devices,
+        groups=len(blocks.groups),
+        most_tokens=problem.token_allowance,
+        most_pairs=_most_flops(problem) / flops_a_pair,
+        q_bytes=float(problem.q_side_bytes.sum(axis=0).min() / q_tokens),
+        kv_bytes=float(problem.kv_side_bytes.sum(axis=0).min() / kv_tokens),
+    )
+    least = sum(
+        max(bytes_to_balance(terms, sequence), bytes_to_complete_rows(terms, sequence))
+        for sequence in _too_long(blocks, terms)
+    )
+    return math.ceil(least * (1 - 1e-9))  # less by more than sums of floats may err
 
 
-def _envelope_at(x: FloatArray, y: FloatArray, at: float) -> float:
-    """Value of the lower convex hull of the points (x, y) at one place."""
-    hull: list[int] = []
-    for index in range(len(x)):
-        while len(hull) > 1 and _lies_above_chord(x, y, hull[-2], hull[-1], index):
-            hull.pop()
-        hull.append(index)
-    return float(np.interp(at, x[hull], y[hull]))
+def _most_flops(problem: PlacementProblem) -> float:
+    """The most that the limits allow any device."""
+    mean = problem.node_compute_limit / problem.cluster.devices_per_node
+    # A node's devices may have (1 + ε) × their mean, or a packing: at most one block above it.
+    inside = max((1 + problem.limits.intra_node) * mean, mean + float(problem.whole_flops.max()))
+    return min(inside, problem.overall_compute_limit)
 
 
-def _lies_above_chord(x: FloatArray, y: FloatArray, left: int, middle: int, right: int) -> bool:
-    rise = (y[right] - y[left]) * (x[middle] - x[left])
-    return bool((y[middle] - y[left]) * (x[right] - x[left]) >= rise)
+def _too_long(blocks: BlockGraph, terms: Terms) -> Iterator[Sequence]:
+    """Sequences that no device can hold and compute alone."""
+    count, table, owner = len(blocks.q_lengths), blocks.sequence_slices, blocks.slice_sequence
+    tokens, pairs = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    np.add.at(tokens, blocks.token_seq, blocks.token_length)
+    np.add.at(pairs, blocks.token_seq[blocks.comp_q], blocks.comp_pairs)
+    looks_ahead = np.zeros(count, dtype=bool)
+    looks_ahead[owner[table[:, 5] > 0]] = True
+    rows = RowLengths.of(table, owner)
+    longest = rows.longest(count)
+    is_cross = not (blocks.has_q & blocks.has_kv).any()
+    too_long = (pairs > 0) & ((tokens > terms.most_tokens) | (pairs > terms.most_pairs))
+    for index in np.flatnonzero(too_long).tolist():
+        lengths = np.linspace(0, longest[index], _ROW_LENGTHS + 1).astype(np.int64)[1:]
+        lengths = np.unique(np.append(lengths, min(terms.most_tokens + 1, longest[index])))
+        lengths = lengths[lengths > 0]
+        yield Sequence(
+            tokens=int(tokens[index]),
+            pairs=int(pairs[index]) // terms.groups,
+            longest_row=int(longest[index]),
+            row_lengths=lengths,
+            rows_as_long=rows.at_least(index, lengths),
+            is_cross=is_cross,
+            is_causal=not (is_cross or looks_ahead[index]),
+        )
