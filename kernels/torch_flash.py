@@ -4,9 +4,9 @@ What the operators do not do is done here:
 
 * Blocks of length 0 never reach them (the CPU one kills the process), and rows without keys get
   0 and -inf whatever they answer.
-* Masks are cut into rectangles that need none, causal squares, and a small irregular rest with an
-  additive tensor; see `torch_pieces`.
-* On CPUs query heads that share a key head are computed as tokens of one head, see `_folded`.
+* Masks are cut into rectangles that need none and a small irregular rest with an additive tensor;
+  see `torch_pieces`.
+* On CPUs query heads that share a key head are computed as tokens of one head, see `torch_layout`.
   Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
 * float16 is computed in float32 on CPUs, where torch's own float16 code is several times slower
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
+from dcp.kernels import torch_layout as layout
 from dcp.kernels import torch_masks, torch_ops, torch_pieces
 from dcp.kernels.torch_pieces import Piece, Tuning
 
@@ -44,20 +45,28 @@ class TorchFlash(Kernel):
     ) -> tuple[Tensor, Tensor]:
         """See `Kernel.forward`."""
         q, k, v = _working(q, k, v)
-        parts = _pieces(q, k, mask)
-        if len(parts) == 1 and _whole(parts[0], q):
-            return _forward_piece(q, k, v, parts[0], scale)
         accumulator = accumulator_dtype(q.dtype)
-        out = q.new_zeros(q.shape, dtype=accumulator)
-        lse = q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
+        parts = _pieces(q, k, mask, most_rows=0)
+        if not parts:
+            return q.new_zeros(q.shape), q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
+        tokens, fold = len(q), _fold(q, k)
+        q, k, v = layout.folded(q, fold), _key_side(k, q, fold), _key_side(v, q, fold)
+        if _is_whole(parts[0], tokens):
+            out, lse = map(layout.joined, _forward_piece(q, k, v, parts[0], fold, scale))
+            parts = parts[1:]
+            out = out.to(accumulator) if parts else out
+        else:
+            out = q.new_zeros(q.shape, dtype=accumulator)
+            lse = q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
         for piece in parts:
-            new = _forward_piece(q, k, v, piece, scale)
-            rows = slice(piece.q0, piece.q1)
+            new_out, new_lse = _forward_piece(q, k, v, piece, fold, scale)
+            rows = layout.queries(out, piece, fold), layout.queries(lse, piece, fold)
             if piece.fresh:
-                out[rows], lse[rows] = new
+                rows[0].copy_(new_out)
+                rows[1].copy_(new_lse)
             else:
-                self.merge(out[rows], lse[rows], *new)
-        return out, lse
+                self.merge(*rows, new_out, new_lse)
+        return layout.unfolded(out, tokens), layout.unfolded(lse, tokens)
 
     def backward(
         self,
@@ -82,18 +91,25 @@ class TorchFlash(Kernel):
         out, exists = surrogate_out(dout, delta)
         if not exists:
             return _dense_backward(q, k, v, dout, lse, delta, mask, scale)
-        tensors = q, k, v, out, dout, lse
-        parts = _pieces(q, k, mask)
-        if len(parts) == 1 and _whole(parts[0], q) and _all_keys(parts[0], k):
-            return _backward_piece(*tensors, parts[0], scale)
+        tokens, kv_heads, fold = len(q), k.shape[1], _fold(q, k)
+        # The CPU operator rounds the gradients of keys to bfloat16 after every few rows, so it
+        # is given few enough to lose no more than for one head.
+        most_rows = _HALF_ROWS // fold if q.dtype == torch.bfloat16 and fold > 1 else 0
+        parts = _pieces(q, k, mask, most_rows=most_rows)
+        k, v = _key_side(k, q, fold), _key_side(v, q, fold)
+        q, out, dout, lse = (layout.folded(x, fold) for x in (q, out, dout, lse))
         dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
         for piece in parts:
-            new = _backward_piece(*tensors, piece, scale)
-            rows = dq[piece.q0 : piece.q1]
+            new = _backward_piece(q, k, v, out, dout, lse, piece, fold, scale)
+            rows = layout.queries(dq, piece, fold)
             rows.copy_(new[0]) if piece.fresh else rows.add_(new[0])
-            dk[piece.k0 : piece.k1].add_(new[1])
-            dv[piece.k0 : piece.k1].add_(new[2])
-        return dq, dk, dv
+            layout.add_to_keys(dk, new[1], piece)
+            layout.add_to_keys(dv, new[2], piece)
+        return (
+            layout.unfolded(dq, tokens),
+            layout.sum_heads(dk, kv_heads),
+            layout.sum_heads(dv, kv_heads),
+        )
 
 
 def surrogate_out(dout: Tensor, delta: Tensor) -> tuple[Tensor, bool]:
@@ -141,14 +157,15 @@ def _dense_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients as `Kernel.backward` writes them, in the accumulator dtype."""
     heads, kv_heads = q.shape[1], k.shape[1]
-    q, k, v, dout = (_repeated(x.to(lse.dtype), heads) for x in (q, k, v, dout))
+    q, k, v, dout = (layout.repeated(x.to(lse.dtype), heads) for x in (q, k, v, dout))
     scores = scale * (q @ k.mT)
     if mask is not None:
         scores += torch_masks.additive(mask, q.shape[2], k.shape[2], lse.dtype, q.device)
     weights = torch.exp(scores - lse.T[None, ..., None])
     dscores = scale * weights * (dout @ v.mT - delta.T[None, ..., None])
     dk, dv = dscores.mT @ q, weights.mT @ dout
-    return _tokens_first(dscores @ k), _sum_heads(dk, kv_heads), _sum_heads(dv, kv_heads)
+    dq = (dscores @ k)[0].transpose(0, 1)
+    return dq, layout.sum_heads(dk[0], kv_heads), layout.sum_heads(dv[0], kv_heads)
 
 
 def _working(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -158,41 +175,44 @@ def _working(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None) -> tuple[Piece, ...]:
+def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None, most_rows: int) -> tuple[Piece, ...]:
     """The calls that compute a block; none where it is empty."""
     if not (len(q) and len(k)):
         return ()
-    if q.device.type != "cpu":
-        return torch_pieces.pieces(mask, len(q), len(k), Tuning(heads=1, half=False, strip=0))
-    half = q.dtype == torch.bfloat16
-    tuning = Tuning(heads=q.shape[1] // k.shape[1], half=half, strip=256 if half else 128)
+    on_cpu, half = q.device.type == "cpu", q.dtype == torch.bfloat16
+    tuning = Tuning(
+        heads=_fold(q, k),
+        half=half and on_cpu,
+        causal=not on_cpu,
+        strip=192 if half else 96,
+        most_rows=most_rows if on_cpu else 0,
+    )
     return torch_pieces.pieces(mask, len(q), len(k), tuning)
 
 
-def _whole(piece: Piece, q: Tensor) -> bool:
-    return piece.q0 == 0 and piece.q1 == len(q)
+def _fold(q: Tensor, k: Tensor) -> int:
+    """How many query heads that share a key head are computed as tokens of one head."""
+    return q.shape[1] // k.shape[1] if q.device.type == "cpu" else 1
 
 
-def _all_keys(piece: Piece, k: Tensor) -> bool:
-    return piece.k0 == 0 and piece.k1 == len(k)
+def _is_whole(piece: Piece, tokens: int) -> bool:
+    """Whether its queries are all of a block's, in order."""
+    return piece.repeats * piece.rows == tokens and piece.q_step in (0, piece.rows)
 
 
 def _forward_piece(
-    q: Tensor, k: Tensor, v: Tensor, piece: Piece, scale: float
+    q: Tensor, k: Tensor, v: Tensor, piece: Piece, fold: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of a piece's queries over its keys."""
-    q, k, v = q[piece.q0 : piece.q1], k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
-    tokens, heads, _ = q.shape
-    fold = 1 if piece.causal or q.device.type != "cpu" else heads // k.shape[1]
-    rows = heads // fold
+    """Return out and lse of a piece's queries over its keys, [count, heads, rows, ...]."""
+    shape = _shape(piece, q, fold, scale)
     out, lse = torch_ops.forward(
-        _folded(q, fold), _repeated(k, rows), _repeated(v, rows), _shape(piece, q, fold, scale)
+        layout.queries(q, piece, fold), layout.keys(k, piece), layout.keys(v, piece), shape
     )
-    out, lse = _unfolded(out, tokens), _unfolded(lse, tokens)
-    if piece.mask is not None and not piece.causal:
-        empty = torch_masks.rows_without_key(piece.mask, tokens, q.device)
-        out.index_fill_(0, empty, 0.0)
-        lse.index_fill_(0, empty, -torch.inf)
+    if shape.bias is not None and piece.mask is not None:
+        empty = torch_masks.rows_without_key(piece.mask, piece.rows, q.device, repeat=fold)
+        if len(empty):
+            out.index_fill_(2, empty, 0.0)
+            lse.index_fill_(2, empty, -torch.inf)
     return out, lse
 
 
@@ -204,90 +224,29 @@ def _backward_piece(
     dout: Tensor,
     lse: Tensor,
     piece: Piece,
+    fold: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq of a piece's queries, dk and dv of its keys."""
-    q, out, dout, lse = (x[piece.q0 : piece.q1] for x in (q, out, dout, lse))
-    k, v = k[piece.k0 : piece.k1], v[piece.k0 : piece.k1]
-    fold = _backward_fold(piece, q, k)
-    heads, kv_heads = q.shape[1] // fold, k.shape[1]
-    dq, dk, dv = torch_ops.backward(
-        _folded(q, fold),
-        _repeated(k, heads),
-        _repeated(v, heads),
-        _folded(out, fold),
-        _folded(dout, fold),
-        _folded(lse, fold),
-        _shape(piece, q, fold, scale),
-    )
-    return _unfolded(dq, len(q)), _sum_heads(dk, kv_heads), _sum_heads(dv, kv_heads)
-
-
-def _backward_fold(piece: Piece, q: Tensor, k: Tensor) -> int:
-    """How many of the query heads that share a key head to compute as tokens of one head.
-
-    The CPU operator rounds the gradients of keys to its tensors' dtype after every few rows of
-    queries, so in half precision it is given few enough rows to lose no more than for one head.
-    """
-    ratio = q.shape[1] // k.shape[1]
-    if piece.causal or q.device.type != "cpu":
-        return 1
-    if q.dtype != torch.bfloat16:
-        return ratio
-    fits = (fold for fold in range(ratio, 1, -1) if ratio % fold == 0)
-    return next((fold for fold in fits if fold * len(q) <= _HALF_ROWS), 1)
+    """Return dq of a piece's queries, dk and dv of its keys, [count, heads, tokens, head_dim]."""
+    q, out, dout, lse = (layout.queries(x, piece, fold) for x in (q, out, dout, lse))
+    k, v = layout.keys(k, piece), layout.keys(v, piece)
+    return torch_ops.backward(q, k, v, out, dout, lse, _shape(piece, q, fold, scale))
 
 
 def _shape(piece: Piece, q: Tensor, fold: int, scale: float) -> torch_ops.Shape:
-    if piece.mask is None or piece.causal:
-        return torch_ops.Shape(piece.causal, None, scale)
-    q_len, kv_len = piece.q1 - piece.q0, piece.k1 - piece.k0
-    bias = torch_masks.additive(piece.mask, q_len, kv_len, q.dtype, q.device, repeat=fold)
+    mask = piece.mask
+    if mask is None:
+        return torch_ops.Shape(False, None, scale)
+    if q.device.type != "cpu" and mask.is_causal_square(piece.rows, piece.keys):
+        return torch_ops.Shape(True, None, scale)
+    bias = torch_masks.additive(mask, piece.rows, piece.keys, q.dtype, q.device, repeat=fold)
     return torch_ops.Shape(False, bias, scale)
 
 
-def _folded(x: Tensor, fold: int) -> Tensor:
-    """[tokens, heads, ...] as [1, heads ÷ fold, tokens · fold, ...]: heads become tokens.
+def _key_side(x: Tensor, q: Tensor, fold: int) -> Tensor:
+    """[tokens, key heads, head_dim] as [query heads ÷ fold, tokens, head_dim], heads repeated.
 
-    Query heads that share a key head see the same keys, and for the operators a query is a
-    query: fewer heads of more tokens are computed faster, and add up the gradients of keys.
+    The CPU operator is a little faster in half precision where keys lie together.
     """
-    tokens, heads, *rest = x.shape
-    if fold == 1:
-        return x.transpose(0, 1)[None]
-    if fold == heads:
-        return x.reshape(1, 1, tokens * heads, *rest)
-    groups = x.reshape(tokens, heads // fold, fold, *rest).transpose(0, 1)
-    return groups.reshape(1, heads // fold, tokens * fold, *rest)
-
-
-def _unfolded(x: Tensor, tokens: int) -> Tensor:
-    """The inverse of `_folded`."""
-    _, heads, rows, *rest = x.shape
-    fold = rows // tokens
-    if fold == 1:
-        return x[0].transpose(0, 1)
-    groups = x.reshape(heads, tokens, fold, *rest).transpose(0, 1)
-    return groups.reshape(tokens, heads * fold, *rest)
-
-
-def _repeated(x: Tensor, heads: int) -> Tensor:
-    """View [tokens, some heads, head_dim] as [1, heads, tokens, head_dim], heads repeated."""
-    tokens, some, head_dim = x.shape
-    if some in (1, heads):
-        return x.transpose(0, 1).expand(heads, tokens, head_dim)[None]
-    repeated = x[:, :, None].expand(tokens, some, heads // some, head_dim)
-    return repeated.reshape(tokens, heads, head_dim).transpose(0, 1)[None]
-
-
-def _tokens_first(x: Tensor) -> Tensor:
-    return x[0].transpose(0, 1)
-
-
-def _sum_heads(x: Tensor, kv_heads: int) -> Tensor:
-    """Add [1, heads, tokens, head_dim] over the query heads of each key head, tokens first."""
-    _, heads, tokens, head_dim = x.shape
-    if heads == kv_heads:
-        return _tokens_first(x)
-    grouped = x[0].view(kv_heads, heads // kv_heads, tokens, head_dim)
-    return grouped.sum(dim=1, dtype=accumulator_dtype(x.dtype)).transpose(0, 1)
+    repeated = layout.repeated(x, q.shape[1] // fold)[0]
+    return repeated.contiguous() if q.dtype == torch.bfloat16 and fold > 1 else repeated

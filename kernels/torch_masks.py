@@ -72,9 +72,11 @@ def additive(
     return _cache.get(("additive", mask, q_len, kv_len, dtype, device, repeat), make)
 
 
-def rows_without_key(mask: BlockMask, q_len: int, device: torch.device) -> Tensor:
-    """Return the query rows that see no key of the block, ascending, int64."""
-    return _cache.get(
-        ("empty rows", mask, q_len, device),
-        lambda: torch.from_numpy(mask.rows_without_key(q_len)).to(device),
-    )
+def rows_without_key(mask: BlockMask, q_len: int, device: torch.device, repeat: int = 1) -> Tensor:
+    """Return the query rows that see no key of the block, each repeated; ascending, int64."""
+
+    def make() -> Tensor:
+        rows = torch.from_numpy(mask.rows_without_key(q_len))
+        return (rows[:, None] * repeat + torch.arange(repeat)).view(-1).to(device)
+
+    return _cache.get(("empty rows", mask, q_len, device, repeat), make)

@@ -1,7 +1,7 @@
 """torch's fused attention operators behind one signature, on CPU and on CUDA.
 
-Tensors are [1, heads, tokens, head_dim] with as many key heads as query heads, lse is
-[1, heads, tokens]. `bias` is None or an additive mask [q_len, kv_len] in the tensors' dtype.
+Tensors are [count, heads, tokens, head_dim] with as many key heads as query heads, lse is
+[count, heads, tokens]. `bias` is None or an additive mask [q_len, kv_len] in the tensors' dtype.
 
 The CUDA half has never run on a GPU; its tests see shapes only.
 """
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return out [1, heads, q_len, head_dim] and lse [1, heads, q_len]."""
+    """Return out [count, heads, q_len, head_dim] and lse [count, heads, q_len]."""
     if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, shape.causal, attn_mask=shape.bias, scale=shape.scale
@@ -98,4 +98,4 @@ def _cuda_flash_fits(q: Tensor, shape: Shape) -> bool:
 
 
 def _expanded(bias: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if bias is None else bias.expand(1, q.shape[1], *bias.shape)
+    return None if bias is None else bias.expand(*q.shape[:2], *bias.shape)

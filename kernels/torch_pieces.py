@@ -1,62 +1,59 @@
-"""Cutting a block with a mask into rectangles that torch's CPU operators compute without waste.
+"""Cutting a block with a mask into rectangles that torch's operators compute without waste.
 
-The operators know three kinds of work: every pair of a rectangle, a square seen causally, and a
-rectangle with a tensor added to its scores. They compute a rectangle whole, whatever the tensor
-forbids, so a sparse mask is cheap only when it is cut into rectangles close around what it allows.
+The operators compute every pair of a rectangle, or add a tensor to its scores, and compute it
+whole whatever the tensor forbids. So a sparse mask is cheap only when it is cut into rectangles
+close around what it allows. Equal rectangles at equal distances are computed by one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from dcp import slices as slice_ops
-from dcp.arrays import BoolArray, FloatArray, IntArray
+from dcp.arrays import IntArray
 from dcp.kernel_interface import BlockMask
 
 # Costs in pairs of one head that a rectangle takes to compute. Measured on one thread with head
 # dimensions 64 and 128; only their order of magnitude matters.
-_CALL = 6000  # calling the operators
+_CALL = 3000  # calling the operators
 _ROW = 16  # merging one more partial result of a query
 _KEY = 4  # adding one more partial gradient of a key
-_BIAS = 1.07  # a rectangle with a bias over one without
-_TILE = 512  # keys that the operators take at a time, also beyond a causal edge
-_MOST_STRIPPED = 1024  # tokens of a causal square that is cut into strips and not in two
+_BIAS = 1.1  # a rectangle with a bias over one without
 # What a rectangle of few rows (query tokens times heads that share keys) costs more in half
 # precision, where the operators pack their operands again for every few rows.
 _FEW_ROWS = ((768, 1.2), (192, 1.7))  # fewer than 192 are fewer than 768 too
 
-_WORTH_LOOKING = 100_000  # pairs that a piece computes in vain before splits of splits are tried
-_FAR = 2**50
-_SMALLEST = 128  # tokens; no side is halved below
+_FEW_KEYS = 16  # no rectangle of so few is cut off
 _MOST_SLICES = 64  # of a mask that is cut; the cuts of a shredded one do not repay themselves
 
 
 class Piece(NamedTuple):
-    """A rectangle of a block, computed by one call.
+    """Equal rectangles of a block at equal distances, computed by one call.
 
     Attributes:
-        q0, q1, k0, k1: Its queries and keys.
-        mask: What it allows, in its own coordinates; None for every pair.
-        fresh: Whether no earlier piece has any of its queries.
+        q, k: First query and first key of the first rectangle.
+        rows, keys: Queries and keys of each.
+        mask: What each allows, in its own coordinates; None for every pair.
+        repeats: How many rectangles.
+        q_step, k_step: From the first query and key of one to those of the next. Their queries
+            are disjoint, and so are their keys, unless k_step is 0 and they share all.
+        fresh: Whether no earlier piece has any of their queries.
     """
 
-    q0: int
-    q1: int
-    k0: int
-    k1: int
+    q: int
+    k: int
+    rows: int
+    keys: int
     mask: BlockMask | None
+    repeats: int
+    q_step: int
+    k_step: int
     fresh: bool
-
-    @property
-    def causal(self) -> bool:
-        """Whether it is a causal square."""
-        return self.mask is not None and self.mask.is_causal_square(
-            self.q1 - self.q0, self.k1 - self.k0
-        )
 
 
 class Tuning(NamedTuple):
@@ -65,12 +62,16 @@ class Tuning(NamedTuple):
     Attributes:
         heads: Query heads that are computed together, as tokens of one head.
         half: Whether rows are dear where they are few.
-        strip: Queries of the strips that causal squares are cut into; 0 leaves them whole.
+        causal: Whether causal squares need neither a bias nor twice the time.
+        strip: Fewest queries that a rectangle is cut into for the sake of its mask.
+        most_rows: Most queries of a rectangle; 0 for any number.
     """
 
     heads: int
     half: bool
+    causal: bool
     strip: int
+    most_rows: int
 
 
 @lru_cache(maxsize=4096)
@@ -83,153 +84,175 @@ def pieces(mask: BlockMask | None, q_len: int, kv_len: int, tuning: Tuning) -> t
         tuning: What makes a piece cheap.
 
     Returns:
-        Pieces by their first query and key; none where nothing is allowed.
+        Pieces, those of most queries first; none where nothing is allowed.
     """
-    if mask is None:
-        return (Piece(0, q_len, 0, kv_len, None, True),)
-    allowed = slice_ops.simplify(mask.slices)
+    whole = slice_ops.as_slices([0, q_len, 0, kv_len, -q_len, kv_len])
+    allowed = slice_ops.simplify(whole if mask is None else mask.slices)
     if not len(allowed):
         return ()
-    found = _cut(allowed, tuning) if len(allowed) <= _MOST_SLICES else [allowed]
-    return tuple(_placed([strip for one in found for strip in _strips(one, tuning.strip)]))
+    found = [allowed]
+    if len(allowed) <= _MOST_SLICES:
+        found = _stacked(_cut(allowed, tuning))
+    found = [part for one in found for part in _of_few_rows(one, tuning.most_rows)]
+    return tuple(_in_order(_alike(found), q_len))
 
 
 def _cut(allowed: IntArray, tuning: Tuning) -> list[IntArray]:
-    """Split slices in two along one side, again and again, while that makes them cheaper."""
-    whole, pairs = float(_costs(allowed[None], tuning)[0]), int(slice_ops.size(allowed).sum())
-    if whole <= pairs + _CALL:
+    """Cut slices between keys, and between queries where that is cheaper, again and again."""
+    if _is_full(allowed) or (tuning.causal and _is_causal(allowed)):
         return [allowed]
-    cost, parts = _best_split(allowed, tuning, deeper=False)
-    if cost >= whole and whole > pairs + _WORTH_LOOKING:
-        cost, parts = _best_split(allowed, tuning, deeper=True)
-    if cost >= whole:
-        return [allowed]
-    return [piece for part in parts for piece in _cut(part, tuning)]
-
-
-def _best_split(
-    allowed: IntArray, tuning: Tuning, *, deeper: bool
-) -> tuple[float, tuple[IntArray, ...]]:
-    """The cheapest split and its cost, infinite where there is none.
-
-    A split may pay only once its halves are split too, as when a slice of few keys stands beside
-    a sloping one; `deeper` looks that far.
-    """
-    first, second = _splits(allowed)
-    if not len(first):
-        return float("inf"), ()
-    cost = _costs(first, tuning) + _costs(second, tuning)
-    if deeper:
-        cost = np.array([
-            sum(_split_cost(slice_ops.normalize(half), tuning) for half in halves)
-            for halves in zip(first, second, strict=True)
-        ])  # fmt: skip
-    best = int(np.argmin(cost))
-    return float(cost[best]), tuple(slice_ops.normalize(half[best]) for half in (first, second))
-
-
-def _split_cost(allowed: IntArray, tuning: Tuning) -> float:
-    """Cost of slices, split once or not."""
-    if not len(allowed):
-        return 0.0
-    whole = float(_costs(allowed[None], tuning)[0])
-    return min(whole, _best_split(allowed, tuning, deeper=False)[0])
-
-
-def _splits(allowed: IntArray) -> IntArray:
-    """Ways to split: where a slice begins or ends, where its sloping edges begin or end, midway.
-
-    Args:
-        allowed: Canonical slices, [n, 6].
-
-    Returns:
-        Their parts on both sides of every split, not canonical, [2, splits, n, 6].
-    """
     q0, q1, k0, k1 = _bounds(allowed)
-    starts, ends, firsts, lasts, low, high = allowed.T
-    rows = _inside([starts, ends, firsts - low + 1, lasts - high], q0, q1)
-    columns = _inside([firsts, lasts, starts + high, ends + low], k0, k1)
-    parts = np.tile(allowed, (2, len(rows) + len(columns), 1, 1))
-    by_row, by_column = parts[:, : len(rows)], parts[:, len(rows) :]
-    for side, places, begin in ((by_row, rows, 0), (by_column, columns, 2)):
-        np.minimum(side[0, ..., begin + 1], places[:, None], out=side[0, ..., begin + 1])
-        np.maximum(side[1, ..., begin], places[:, None], out=side[1, ..., begin])
-    return parts
+    columns = _columns(allowed)
+    if columns != [(k0, k1)]:
+        clipped = [slice_ops.clip(allowed, q0, q1, *column) for column in columns]
+        return [part for one in clipped for part in _cut(one, tuning)]
+    rows = [q0, *_row_cuts(allowed, tuning.strip), q1]
+    if len(rows) == 2:
+        return [allowed]
+    clipped = [slice_ops.clip(allowed, *some, k0, k1) for some in pairwise(rows)]
+    parts = [part for one in clipped if len(one) for part in _cut(one, tuning)]
+    cheaper = sum(_cost(part, tuning) for part in parts) < _cost(allowed, tuning)
+    return parts if cheaper else [allowed]
 
 
-def _inside(places: list[IntArray], low: int, high: int) -> IntArray:
-    """Distinct places that leave something on both sides, and the middle of a long side."""
-    middle = [(low + high) // 2] if high - low >= 2 * _SMALLEST else []
-    candidates = np.concatenate([*places, middle]).astype(np.int64)
-    return np.unique(candidates[(candidates > low) & (candidates < high)])
+def _columns(allowed: IntArray) -> list[tuple[int, int]]:
+    """Ranges of keys that all queries see, and of such that only some see."""
+    q0, q1, k0, k1 = _bounds(allowed)
+    key = np.arange(k0, k1)
+    starts, ends, firsts, lasts, low, high = allowed.T[..., None]
+    seen = np.minimum(ends, key - low + 1) - np.maximum(starts, key - high)
+    count = (seen.clip(0) * ((key >= firsts) & (key < lasts))).sum(axis=0)
+    some = (count > 0) & (count < q1 - q0)
+    edges = [0, *(np.flatnonzero(np.diff(some) | np.diff(count > 0)) + 1).tolist(), k1 - k0]
+    # Between edges all keys are alike; what is narrow there joins those that only some see.
+    few = max(_CALL // (q1 - q0), _FEW_KEYS)
+    for begin, end in pairwise(edges):
+        left, right = begin > 0 and some[begin - 1], end < k1 - k0 and some[end]
+        if some[begin] or not (left or right):
+            continue
+        if end - begin <= few:
+            some[begin:end] = True
+        elif count[begin] and right:  # so that triangles are squares' halves, of one size
+            some[end - 1] = True
+    kind = np.where(some, 1, np.where(count > 0, 2, 0))
+    edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), k1 - k0]
+    return [(k0 + begin, k0 + end) for begin, end in pairwise(edges) if kind[begin]]
 
 
-def _costs(sets: IntArray, tuning: Tuning) -> FloatArray:
-    """Of computing each of several sets of slices, [sets, n, 6], by one call."""
-    tight, some = slice_ops.tighten(sets)
-    pairs = np.where(some, slice_ops.size(tight), 0).sum(axis=1)
-    low = np.where(some[..., None], tight, _FAR).min(axis=1)
-    high = np.where(some[..., None], tight, -_FAR).max(axis=1)
-    rows, keys = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
-    full = pairs == rows * keys
-    causal = ~full & _are_causal(low, high, pairs)
-    computed = np.where(full, 1.0, _BIAS) * rows * keys
-    triangle = rows * np.minimum(rows, (rows + (tuning.strip or _TILE)) / 2)
-    computed = np.where(causal, (_BIAS if tuning.strip else 1.0) * triangle, computed)
+def _row_cuts(allowed: IntArray, strip: int) -> list[int]:
+    """Where to cut between queries: where slices begin or end, or else in the middle.
+
+    The middle is chosen so that further cuts leave strips of one size, at equal distances.
+    """
+    q0, q1, _, _ = _bounds(allowed)
+    cuts: list[int] = []
+    for place in sorted({*allowed[:, 0].tolist(), *allowed[:, 1].tolist()}):
+        if place - (cuts[-1] if cuts else q0) >= strip // 2 <= q1 - place:
+            cuts.append(place)
+    if cuts or q1 - q0 < 2 * strip:
+        return cuts
+    count = 1 << ((q1 - q0) // strip).bit_length() - 1
+    return [q0 + count // 2 * -(-(q1 - q0) // count)]
+
+
+def _is_full(allowed: IntArray) -> bool:
+    q0, q1, k0, k1 = _bounds(allowed)
+    return int(slice_ops.size(allowed).sum()) == (q1 - q0) * (k1 - k0)
+
+
+def _is_causal(allowed: IntArray) -> bool:
+    q0, q1, k0, k1 = _bounds(allowed)
+    return _own_mask(allowed).is_causal_square(q1 - q0, k1 - k0)
+
+
+def _own_mask(allowed: IntArray) -> BlockMask:
+    """Slices in the coordinates of the smallest rectangle around them."""
+    q0, _, k0, _ = _bounds(allowed)
+    return BlockMask.of(slice_ops.simplify(slice_ops.shift(allowed, q0, k0)))
+
+
+def _cost(allowed: IntArray, tuning: Tuning) -> float:
+    """Of computing slices by one call."""
+    q0, q1, k0, k1 = _bounds(allowed)
+    rows, keys = q1 - q0, k1 - k0
+    computed = (1.0 if _is_full(allowed) else _BIAS) * rows * keys
+    if tuning.causal and _is_causal(allowed):
+        computed = rows * keys / 2
     if tuning.half:
-        together = tuning.heads * np.where(causal, np.minimum(rows, tuning.strip), rows)
         for few, more in _FEW_ROWS:
-            computed = np.where(together < few, more * computed, computed)
-    return np.where(pairs > 0, computed + _CALL + _ROW * rows + _KEY * keys, 0.0)
+            computed *= more if rows * tuning.heads < few else 1.0
+    return computed + _CALL + _ROW * rows + _KEY * keys
 
 
-def _are_causal(low: IntArray, high: IntArray, pairs: IntArray) -> BoolArray:
-    """Which sets of disjoint slices are causal squares.
+def _stacked(found: list[IntArray]) -> list[IntArray]:
+    """Join full rectangles that stand on each other."""
+    rest = [one for one in found if not _is_full(one)]
+    open_ends: dict[tuple[int, int, int], int] = {}  # last query, keys: first query
+    for q0, q1, k0, k1 in sorted(_bounds(one) for one in found if _is_full(one)):
+        open_ends[q1, k0, k1] = open_ends.pop((q0, k0, k1), q0)
+    rectangles = [
+        slice_ops.as_slices([q0, q1, k0, k1, k0 - q1 + 1, k1 - q0 - 1])
+        for (q1, k0, k1), q0 in open_ends.items()
+    ]
+    return rectangles + rest
 
-    Args:
-        low, high: Smallest and largest of each column of the sets' slices, [sets, 6].
-        pairs: What they allow, [sets].
-    """
-    rows, keys = high[:, 1] - low[:, 0], high[:, 3] - low[:, 2]
-    below = high[:, 5] <= low[:, 2] - low[:, 0]
-    causal: BoolArray = below & (rows == keys) & (pairs == rows * (rows + 1) // 2)
-    return causal
 
-
-def _strips(allowed: IntArray, strip: int) -> list[IntArray]:
-    """Cut a causal square into strips of queries, as far as each sees; a large one in two first.
-
-    The operators go through keys in steps of _TILE, so of their own causal squares up to that
-    much a row is computed in vain; and heads cannot be computed together there.
-    """
+def _of_few_rows(allowed: IntArray, most_rows: int) -> list[IntArray]:
+    """Cut a rectangle of too many queries into equal ones."""
     q0, q1, k0, k1 = _bounds(allowed)
-    low, high = allowed.min(axis=0)[None], allowed.max(axis=0)[None]
-    causal = _are_causal(low, high, slice_ops.size(allowed).sum(keepdims=True))[0]
-    if not (causal and strip and q1 - q0 > strip):
-        return [allowed]
-    if q1 - q0 <= _MOST_STRIPPED:
-        begins = range(q0, q1, strip)
-        return [slice_ops.clip(allowed, row, min(row + strip, q1), k0, k1) for row in begins]
-    side = -(-(q1 - q0) // (2 * strip)) * strip
+    count = -(-(q1 - q0) // most_rows) if most_rows else 1
+    rows = -(-(q1 - q0) // count)
+    parts = [slice_ops.clip(allowed, row, row + rows, k0, k1) for row in range(q0, q1, rows)]
+    return [part for part in parts if len(part)]
+
+
+def _alike(found: list[IntArray]) -> list[Piece]:
+    """Equal rectangles at equal distances, joined."""
+    corners: dict[tuple[int, int, BlockMask | None], list[tuple[int, int]]] = {}
+    for allowed in found:
+        q0, q1, k0, k1 = _bounds(allowed)
+        mask = None if _is_full(allowed) else _own_mask(allowed)
+        corners.setdefault((q1 - q0, k1 - k0, mask), []).append((q0, k0))
     return [
-        *_strips(slice_ops.clip(allowed, q0, q0 + side, k0, k1), strip),
-        slice_ops.clip(allowed, q0 + side, q1, k0, k0 + side),
-        *_strips(slice_ops.clip(allowed, q0 + side, q1, k0 + side, k1), strip),
+        Piece(*run[0], rows, keys, mask, len(run), *_step(run), False)
+        for (rows, keys, mask), places in corners.items()
+        for run in _runs(sorted(places), rows, keys)
     ]
 
 
-def _placed(found: list[IntArray]) -> Iterator[Piece]:
-    seen: list[tuple[int, int]] = []
-    for allowed in sorted(found, key=_bounds):
-        q0, q1, k0, k1 = _bounds(allowed)
-        pairs = int(slice_ops.size(allowed).sum())
-        mask = None
-        if pairs < (q1 - q0) * (k1 - k0):
-            own = slice_ops.simplify(slice_ops.shift(allowed, q0, k0))
-            mask = BlockMask.of(own)
-        fresh = all(end <= q0 or q1 <= begin for begin, end in seen)
-        seen.append((q0, q1))
-        yield Piece(q0, q1, k0, k1, mask, fresh)
+def _runs(places: list[tuple[int, int]], rows: int, keys: int) -> Iterator[list[tuple[int, int]]]:
+    """Corners in runs of equal steps; each is the longest that begins at the first one left."""
+    left = dict.fromkeys(places)
+    while left:
+        first = next(iter(left))
+        longest = [first]
+        for second in left:
+            q_step, k_step = second[0] - first[0], second[1] - first[1]
+            if q_step < rows or (k_step < keys and k_step != 0):
+                continue
+            run = [first]
+            while (place := (run[-1][0] + q_step, run[-1][1] + k_step)) in left:
+                run.append(place)
+            longest = max(longest, run, key=len)
+        for place in longest:
+            del left[place]
+        yield longest
+
+
+def _step(run: list[tuple[int, int]]) -> tuple[int, int]:
+    if len(run) == 1:
+        return 0, 0
+    return run[1][0] - run[0][0], run[1][1] - run[0][1]
+
+
+def _in_order(found: list[Piece], q_len: int) -> Iterator[Piece]:
+    """Pieces, those of most queries first, each told whether its queries are new."""
+    seen = np.zeros(q_len, dtype=np.bool_)
+    for piece in sorted(found, key=lambda one: (-one.repeats * one.rows, one.q, one.k)):
+        begins = piece.q + piece.q_step * np.arange(piece.repeats)
+        queries = (begins[:, None] + np.arange(piece.rows)).ravel()
+        yield piece._replace(fresh=not seen[queries].any())
+        seen[queries] = True
 
 
 def _bounds(allowed: IntArray) -> tuple[int, int, int, int]:

@@ -15,7 +15,7 @@ from dcp import slices
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Attention, Program
 from dcp.kernel_interface import BlockMask
-from dcp.kernels.torch_pieces import Tuning, pieces
+from dcp.kernels.torch_pieces import Piece, Tuning, pieces
 from dcp.runtime.attention_calls import AttentionCall, ProgramCalls
 
 SPEC = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -146,6 +146,14 @@ def test_a_mask_that_would_be_shredded_stays_with_its_blocks() -> None:
             assert len(calls) == len(instruction.items)
 
 
+def corners(piece: Piece) -> list[tuple[int, int]]:
+    """First query and first key of each of a piece's rectangles."""
+    return [
+        (piece.q + number * piece.q_step, piece.k + number * piece.k_step)
+        for number in range(piece.repeats)
+    ]
+
+
 class TestPieces:
     """Rectangles that a mask is cut into."""
 
@@ -156,25 +164,57 @@ class TestPieces:
         length=st.integers(1, 90),
         heads=st.sampled_from([1, 4]),
         half=st.booleans(),
-        strip=st.sampled_from([0, 8]),
+        causal=st.booleans(),
+        strip=st.sampled_from([2, 8]),
+        most_rows=st.sampled_from([0, 5]),
     )
     def test_are_disjoint_and_allow_what_the_mask_does(
-        self, name: str, length: int, heads: int, half: bool, strip: int
+        self,
+        name: str,
+        length: int,
+        heads: int,
+        half: bool,
+        causal: bool,
+        strip: int,
+        most_rows: int,
     ) -> None:
         mask = BlockMask.of(MASKS[name].slices(length, length))
         allowed = np.zeros((length, length), dtype=np.bool_)
         queries: set[int] = set()
-        tuning = Tuning(heads=heads, half=half, strip=strip)
+        tuning = Tuning(heads=heads, half=half, causal=causal, strip=strip, most_rows=most_rows)
         for piece in pieces(mask, length, length, tuning):
-            size = piece.q1 - piece.q0, piece.k1 - piece.k0
-            part = allowed[piece.q0 : piece.q1, piece.k0 : piece.k1]
-            assert part.shape == size
-            assert not part.any()
-            part[:] = True if piece.mask is None else piece.mask.dense(*size)
-            rows = set(range(piece.q0, piece.q1))
+            assert piece.rows <= (most_rows or length)
+            rows: set[int] = set()
+            for q, k in corners(piece):
+                part = allowed[q : q + piece.rows, k : k + piece.keys]
+                assert part.shape == (piece.rows, piece.keys)
+                assert not part.any()
+                part[:] = True if piece.mask is None else piece.mask.dense(*part.shape)
+                assert not rows & set(range(q, q + piece.rows))
+                rows |= set(range(q, q + piece.rows))
             assert piece.fresh == (not rows & queries)
             queries |= rows
         assert (allowed == mask.dense(length, length)).all()
+
+    def test_of_one_size_are_one_call(self) -> None:
+        """A causal square: triangles on the diagonal, and squares of every size below it."""
+        tuning = Tuning(heads=4, half=False, causal=False, strip=128, most_rows=0)
+        found = pieces(BlockMask(((0, 2048, 0, 2048, -2047, 0),)), 2048, 2048, tuning)
+        sizes = [(piece.repeats, piece.rows, piece.keys, piece.mask is None) for piece in found]
+        assert sizes == [
+            (16, 128, 128, False),
+            (8, 128, 128, True),
+            (4, 256, 256, True),
+            (2, 512, 512, True),
+            (1, 1024, 1024, True),
+        ]
+
+    def test_leave_causal_squares_whole_where_they_cost_no_more(self) -> None:
+        tuning = Tuning(heads=1, half=False, causal=True, strip=128, most_rows=0)
+        found = pieces(BlockMask(((0, 2048, 0, 4096, -2047, 2048),)), 2048, 4096, tuning)
+        assert [(piece.k, piece.keys) for piece in found] == [(0, 2048), (2048, 2048)]
+        assert found[1].mask is not None
+        assert found[1].mask.is_causal_square(2048, 2048)
 
     @pytest.mark.parametrize(
         ("mask", "most"),
@@ -188,8 +228,9 @@ class TestPieces:
     )
     def test_compute_little_in_vain(self, mask: dcp.masks.Mask, most: float) -> None:
         rows = mask.slices(4096, 4096)
-        found = pieces(BlockMask.of(rows), 4096, 4096, Tuning(heads=4, half=False, strip=128))
-        cells = sum((one.q1 - one.q0) * (one.k1 - one.k0) for one in found)
+        tuning = Tuning(heads=4, half=False, causal=False, strip=96, most_rows=0)
+        found = pieces(BlockMask.of(rows), 4096, 4096, tuning)
+        cells = sum(one.repeats * one.rows * one.keys for one in found)
         assert cells <= most * slices.size(rows).sum()
 
 
