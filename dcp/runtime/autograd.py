@@ -13,6 +13,8 @@ from dcp.errors import BackendError
 from dcp.kernel_interface import accumulator_dtype
 from dcp.runtime.buffers import Planes
 
+_ROWS_AT_A_TIME = 256  # of temporary tensors that a cache can hold
+
 
 class Runner(ABC):
     """Runs a plan's two phases on the tensors that it is given: one rank's, or all ranks'."""
@@ -81,7 +83,10 @@ def delta_of(out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None) -> Ten
         [tokens, heads], accumulator dtype.
     """
     dtype = accumulator_dtype(out.dtype)
-    delta = (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
+    delta = torch.empty(out.shape[:2], dtype=dtype, device=out.device)
+    for begin in range(0, len(out), _ROWS_AT_A_TIME):
+        rows = slice(begin, begin + _ROWS_AT_A_TIME)
+        torch.sum(dout[rows].to(dtype) * out[rows].to(dtype), dim=-1, out=delta[rows])
     return delta if dlse is None else delta - dlse.masked_fill(lse == -torch.inf, 0.0)
 
 
