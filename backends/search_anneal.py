@@ -84,7 +84,7 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
     """Anneal again and again from the best placement so far; the best one.
 
     Args:
-        state: Where to start; changed.
+        state: Where to start; becomes the best one.
         heats: Hottest temperature of every cycle, in units of `Prices.unit`.
         steps: Moves tried a cycle.
         seed: Any integer.
@@ -104,12 +104,12 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
             _seed_of(seed, cycle),
         )
         new = prices.score(state)
-        if new < best_score:
+        if new >= best_score:
+            state.assign(best)
+        elif cycle + 1 < len(heats):
             best.assign(state)
             best_score = new
-        elif cycle + 1 < len(heats):
-            state.assign(best)
-    return best
+    return state
 
 
 def score(state: State) -> float:

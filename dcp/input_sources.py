@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import Int32Array, IntArray
 from dcp.blocks import Kind
 from dcp.ordering import row_order
 from dcp.placed_phase import PlacedPhase
@@ -22,7 +22,7 @@ class InputSources:
         of_send: Of what each transfer sends on, [transfers]; -1 for results too.
     """
 
-    of_comp: dict[Kind, IntArray]
+    of_comp: dict[Kind, Int32Array]
     of_send: IntArray
 
     @classmethod
@@ -42,7 +42,7 @@ class InputSources:
         rank, group = phase.comp_device[comps], phase.blocks.comp_group[comps]
         return cls(
             of_comp={
-                kind: find(phase.key(rank, int(kind), phase.comp_block(kind), group))
+                kind: find(phase.key(rank, kind, phase.comp_block(kind), group)).astype(np.int32)
                 for kind in phase.inputs
             },
             of_send=find(phase.key(moved.src, *what)),

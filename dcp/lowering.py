@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp.arrays import BoolArray, Int32Array, IntArray
+from dcp.arrays import BoolArray, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.instructions import (
     BACKWARD_ITEM,
@@ -34,6 +34,16 @@ from dcp.placed_phase import PlacedPhase
 from dcp.runs import expand_runs
 from dcp.scheduling import Schedule
 from dcp.slot_layout import Finals, SlotLayout, lay_out
+
+_SLOT_FIELDS = {
+    Kind.Q: "q",
+    Kind.KV: "kv",
+    Kind.O: "out",
+    Kind.DO: "dout",
+    Kind.DQ: "dq",
+    Kind.DKV: "dkv",
+}
+"""What the items of attention call the slots of each kind."""
 
 
 def lower(
@@ -121,7 +131,9 @@ def _by_cell(
     if (cell[1:] < cell[:-1]).any():
         order = row_order(cell)
         items, cell = items[order], cell[order]
-    edges = [*np.flatnonzero(np.diff(cell, prepend=-1)).tolist(), len(cell)]
+    if not len(cell):
+        return {}
+    edges = [0, *(np.flatnonzero(cell[1:] != cell[:-1]) + 1).tolist(), len(cell)]
     return {int(cell[low]): items[low:high] for low, high in pairwise(edges)}
 
 
@@ -143,26 +155,15 @@ def _reductions(phase: PlacedPhase, slots: SlotLayout, partial: IntArray) -> Ite
 
 
 def _attention_items(phase: PlacedPhase, slots: SlotLayout, mask: IntArray) -> Items:
-    slot, is_first = slots.comp_slot, slots.comp_is_first
-    common: dict[str, IntArray | Int32Array | BoolArray] = {
-        "q": slot[Kind.Q],
-        "kv": slot[Kind.KV],
-        "q_block": phase.comp_block(Kind.Q),
-        "kv_block": phase.comp_block(Kind.KV),
-        "group": phase.blocks.comp_group[phase.comps],
-        "mask": mask,
-    }
-    if phase.schedule.phase == "forward":
-        return _rows(FORWARD_ITEM, **common, out=slot[Kind.O], fresh=is_first[Kind.O])
-    return _rows(
-        BACKWARD_ITEM,
-        **common,
-        dout=slot[Kind.DO],
-        dq=slot[Kind.DQ],
-        dkv=slot[Kind.DKV],
-        fresh_dq=is_first[Kind.DQ],
-        fresh_dkv=is_first[Kind.DKV],
-    )
+    forward = phase.schedule.phase == "forward"
+    rows = np.zeros(len(phase.comps), dtype=FORWARD_ITEM if forward else BACKWARD_ITEM)
+    rows["q_block"], rows["kv_block"] = phase.comp_block(Kind.Q), phase.comp_block(Kind.KV)
+    rows["group"], rows["mask"] = phase.blocks.comp_group[phase.comps], mask
+    for kind, slot in slots.comp_slot.items():
+        rows[_SLOT_FIELDS[kind]] = slot
+    for kind, is_first in slots.comp_is_first.items():
+        rows["fresh" if forward else f"fresh_{_SLOT_FIELDS[kind]}"] = is_first
+    return rows
 
 
 def _copies(finals: Finals) -> Items:
@@ -202,7 +203,7 @@ class _MaskTables(NamedTuple):
         )
 
 
-def _rows(dtype: np.dtype[np.void], **columns: IntArray | Int32Array | BoolArray) -> Items:
+def _rows(dtype: np.dtype[np.void], **columns: IntArray | BoolArray) -> Items:
     rows = np.zeros(len(next(iter(columns.values()))), dtype=dtype)
     for name, values in columns.items():
         rows[name] = values

@@ -27,8 +27,14 @@ def row_order(*columns: IntArray) -> IntArray:
         return np.lexsort(columns[::-1])
     key = np.zeros(count, dtype=np.int64)
     for column, low, width in zip(columns, lows, widths, strict=True):
-        key = key * width + (column - low)
-    return np.sort(key * count + np.arange(count)) % max(count, 1)
+        key *= width
+        key += column
+        key -= low
+    key *= count
+    key += np.arange(count)
+    key.sort()
+    key %= max(count, 1)
+    return key
 
 
 def distinct(values: IntArray) -> IntArray:

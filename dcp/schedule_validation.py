@@ -12,7 +12,7 @@ import numpy as np
 from dcp.arrays import BoolArray, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.errors import ScheduleError
-from dcp.ordering import row_order
+from dcp.ordering import distinct, row_order
 from dcp.scheduling import (
     KEY_INPUT,
     KEY_RESULT,
@@ -52,9 +52,10 @@ def validate_schedule(
         num_devices=num_devices,
         phase=schedule.phase,
     )
-    is_result = schedule.transfers.is_result
-    _check_inputs(ground, schedule, np.flatnonzero(~is_result))
-    _check_results(ground, schedule, np.flatnonzero(is_result))
+    _check_inputs(ground, schedule)
+    _check_results(ground, schedule, QUERY_RESULT[schedule.phase], blocks.comp_q)
+    if schedule.phase == "backward":
+        _check_results(ground, schedule, KEY_RESULT, blocks.comp_kv)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,9 +184,9 @@ class _Arrivals:
         return np.where(found, np.append(self.step, NEVER)[position], NEVER)
 
 
-def _check_inputs(ground: _Ground, schedule: Schedule, which: IntArray) -> None:
+def _check_inputs(ground: _Ground, schedule: Schedule) -> None:
     """Inputs: held where they are sent from, received once, and there before they are used."""
-    moves = _take(schedule.transfers, which)
+    moves = _take(schedule.transfers, ~schedule.transfers.is_result)
     _refuse(moves, moves.dst == ground.token_home[moves.block], "which is its home")
     received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
     order = row_order(received)
@@ -202,7 +203,7 @@ def _check_inputs(ground: _Ground, schedule: Schedule, which: IntArray) -> None:
     _check_use(ground, schedule, arrivals, KEY_INPUT, ground.blocks.comp_kv)
 
 
-def _take(transfers: Transfers, which: IntArray) -> Transfers:
+def _take(transfers: Transfers, which: BoolArray) -> Transfers:
     return Transfers(
         kind=transfers.kind[which],
         block=transfers.block[which],
@@ -230,18 +231,21 @@ def _check_use(
         )
 
 
-def _check_results(ground: _Ground, schedule: Schedule, which: IntArray) -> None:
-    """Partial results: none is sent empty, and all end at their homes.
+def _check_results(ground: _Ground, schedule: Schedule, kind: Kind, block: IntArray) -> None:
+    """Partial results of a kind: none is sent empty, and all end at their homes.
 
     A deposit is a contribution computed (ready one step after its division) or a partial
     received (ready at its step). A send of step s takes the deposits ready by step s - 1 that no
     earlier send of that rank has taken. Steps only grow along the way, so all deposits get home
     if each one that is not there is taken by a send.
     """
-    moves = _take(schedule.transfers, which)
-    key, ready = _deposits(ground, schedule, moves)
-    span = int(max(moves.step.max(initial=0), ready.max(initial=0))) + 2
-    deposits = np.sort(key * span + ready)
+    moves = _take(schedule.transfers, schedule.transfers.kind == kind)
+    span = int(max(moves.step.max(initial=0), schedule.num_divisions)) + 2
+    computed = ground.key(kind, block, ground.blocks.comp_group, ground.comp_device)
+    received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
+    deposits = distinct(
+        np.concatenate([computed * span + schedule.comp_division + 1, received * span + moves.step])
+    )
     sent_key = ground.key(moves.kind, moves.block, moves.group, moves.src)
     sends = sent_key * span + moves.step
     order = row_order(sends)
@@ -265,15 +269,3 @@ def _check_results(ground: _Ground, schedule: Schedule, which: IntArray) -> None
             f"step {deposits[first] % span}: rank {rank} holds a partial {name}, which it does "
             "not send on; every contribution must end at the home"
         )
-
-
-def _deposits(ground: _Ground, schedule: Schedule, moves: Transfers) -> tuple[IntArray, IntArray]:
-    """Key and step of readiness of everything that is added to a partial result."""
-    blocks, computed = ground.blocks, schedule.comp_division + 1
-    kinds = [(QUERY_RESULT[schedule.phase], blocks.comp_q)]
-    if schedule.phase == "backward":
-        kinds.append((KEY_RESULT, blocks.comp_kv))
-    keys = [ground.key(kind, block, blocks.comp_group, ground.comp_device) for kind, block in kinds]
-    received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
-    ready = [computed] * len(keys) + [moves.step]
-    return np.concatenate([*keys, received]), np.concatenate(ready)

@@ -104,7 +104,7 @@ def _layout(
     """
     moved, group = phase.schedule.transfers, phase.blocks.comp_group[phase.comps]
 
-    def input_slot(transfer: IntArray, *at_home: IntArray | int) -> IntArray:
+    def input_slot(transfer: IntArray | Int32Array, *at_home: IntArray | int) -> IntArray:
         return np.where(transfer < 0, home_slot[at_home], np.append(arrival_slot, -1)[transfer])
 
     sent_slot = input_slot(sources.of_send, moved.kind, moved.block, moved.group)
