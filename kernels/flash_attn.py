@@ -13,6 +13,7 @@ error. Never run on a GPU: tests put a module of the same signatures in the pack
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -95,7 +96,7 @@ class FlashAttention(Kernel):
         """See `Kernel.forward`."""
         part = rectangle(mask, len(q), len(k))
         if part is None or not _has_code(q):
-            return self._other().forward(q, k, v, mask, scale)
+            return other_kernel(self.other).forward(q, k, v, mask, scale)
         rows, keys = slice(part.q0, part.q1), slice(part.k0, part.k1)
         if part.covers(q, k):
             return _forward(q, k, v, part.causal, scale)
@@ -118,7 +119,7 @@ class FlashAttention(Kernel):
         """See `Kernel.backward`."""
         part = rectangle(mask, len(q), len(k))
         if part is None or not _has_code(q) or q.dtype != torch.bfloat16:
-            return self._other().backward(q, k, v, dout, lse, delta, mask, scale)
+            return other_kernel(self.other).backward(q, k, v, dout, lse, delta, mask, scale)
         rows, keys = slice(part.q0, part.q1), slice(part.k0, part.k1)
         if part.covers(q, k):
             return _backward(q, k, v, dout, lse, delta, part.causal, scale)
@@ -130,14 +131,16 @@ class FlashAttention(Kernel):
             )
         return dq, dk, dv
 
-    def _other(self) -> Kernel:
-        """The kernel for what the package has no code for.
 
-        Raises:
-            UnknownBackendError, MissingPackageError: there is none, or it cannot run here.
-        """
-        kernel: Kernel = registry.create("kernels", self.other)
-        return kernel
+@lru_cache
+def other_kernel(request: str) -> Kernel:
+    """The kernel for what the package has no code for.
+
+    Raises:
+        UnknownBackendError, MissingPackageError: there is none, or it cannot run here.
+    """
+    kernel: Kernel = registry.create("kernels", request)
+    return kernel
 
 
 def rectangle(mask: BlockMask | None, q_len: int, kv_len: int) -> Rectangle | None:

@@ -139,8 +139,14 @@ def _launch(moves: list[Moves], tile: int) -> CopyLaunch:
             wide=views(out_of[order]),
             narrow=no_views(len(order)),
         ),
+        wide_loads=moves[0].wide,
     )
-    return CopyLaunch(targets, sources, draft, int(columns.max()))
+    return CopyLaunch(_filled(targets), _filled(sources), draft, int(columns.max()))
+
+
+def _filled(planes: tuple[Plane, ...]) -> tuple[Plane, ...]:
+    """As many tensors as a multiple of four, so that few kernels are compiled."""
+    return planes + planes[:1] * (-len(planes) % 4)
 
 
 _End = tuple[Plane, IntArray]

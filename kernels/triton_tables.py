@@ -60,12 +60,15 @@ class Draft:
     Attributes:
         tiles, rows, items: As above.
         slices: As above, maybe shared with other drafts; None for kernels that know no masks.
+        wide_loads: Whether the unit of wide views is to be as large as they allow; each unit is
+            a kernel of its own to compile.
     """
 
     tiles: IntArray
     rows: Records
     items: Records
     slices: IntArray | None = None
+    wide_loads: bool = True
 
     def packed(self, unit: int) -> list[IntArray]:
         """The arrays as the kernels read them."""
@@ -122,6 +125,8 @@ def build(drafts: list[Draft], device: torch.device) -> list[Table]:
 
 
 def _unit(draft: Draft) -> int:
+    if not draft.wide_loads:
+        return 1
     numbers = [records.wide[:, :, 1:].ravel() for records in (draft.rows, draft.items)]
     return int(np.gcd.reduce(np.concatenate([[_UNIT], *numbers])))
 

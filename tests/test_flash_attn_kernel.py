@@ -20,7 +20,7 @@ from torch import Tensor
 import dcp
 from dcp import registry
 from dcp.errors import MissingPackageError, SpecError
-from dcp.kernel_interface import BlockMask, Kernel
+from dcp.kernel_interface import BlockMask
 from dcp.kernels import flash_attn
 from dcp.kernels.flash_attn import FlashAttention, Rectangle, rectangle
 from dcp.kernels.torch_flash import TorchFlash
@@ -58,11 +58,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             done.append("backward")
             return super().backward(*arguments)
 
-    def create(group: str, request: str) -> Kernel:
-        assert (group, request) == ("kernels", "torch")
-        return Watched()
-
-    monkeypatch.setattr(registry, "create", create)
+    monkeypatch.setattr(flash_attn, "other_kernel", lambda request: Watched())
     return done
 
 
@@ -145,6 +141,14 @@ def test_a_plan_is_within_its_error_budget(how: dict[str, str]) -> None:
     plan = dcp.plan(batch, spec, dcp.Cluster(devices_per_node=3), block_size=16, **how)
     check_numbers(batch, plan, kernel=KERNEL)
     assert ends
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", kernel_conformance.checks(("bfloat16", "float16")), ids=str)
+def test_the_package_conforms_on_a_gpu(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # what `package` put in its place
+    kernel = registry.create("kernels", "flash_attn")
+    check.run(kernel, "cuda")
 
 
 class TestWhatItRefuses:

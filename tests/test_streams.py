@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_runs import random_inputs
+from program_memory import home_inputs
 from torch import Tensor
 
 import dcp
@@ -20,9 +20,7 @@ from dcp.instructions import Attention, CommLaunch, CommWait, Copy, Program, Red
 from dcp.kernel_interface import ProgramKernel
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.runtime import streams, torch_transport
-from dcp.runtime.autograd import backward_inputs, forward_inputs
 from dcp.runtime.executor import Executor
-from dcp.runtime.sharding import shard_for
 from dcp.runtime.torch_transport import TorchTransport
 
 SPEC = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=16, dtype="float32")
@@ -162,12 +160,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 def programs(how: dict[str, str]) -> Iterator[tuple[dcp.ExecutionPlan, Program, Any]]:
     plan = dcp.plan(BATCH, SPEC, dcp.Cluster(devices_per_node=4), block_size=8, **how)
-    q, k, v, dout = random_inputs(BATCH, SPEC)
-    sums = torch.zeros(2, *q.shape[:2])
-    local = [shard_for(plan, q, 0), shard_for(plan, k, 0, "kv"), shard_for(plan, v, 0, "kv")]
-    rows = [shard_for(plan, x, 0) for x in (dout, *sums)]
-    yield plan, plan.ranks[0].forward, forward_inputs(*local)
-    yield plan, plan.ranks[0].backward, backward_inputs(*local, *rows)
+    yield from ((plan, *each) for each in home_inputs(BATCH, plan, 0))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Whole plans on interpreted Triton kernels: exact, in as few launches as instructions allow."""
+"""Whole plans on interpreted Triton kernels are exact."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +10,16 @@ import numpy as np
 import pytest
 import torch
 from attention_runs import random_inputs
+from program_memory import contents, memory
 from torch import Tensor
 
 import dcp
-from dcp.blocks import Kind
 from dcp.execution_plan import ExecutionPlan
-from dcp.instructions import ARENAS, Attention, Buffer, CommLaunch, Copy, Program, Reduce
-from dcp.kernels import triton_program
+from dcp.instructions import CommLaunch, Copy, Program, Reduce
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.kernels.triton_attention import TritonAttention
-from dcp.runtime.autograd import backward_inputs, forward_inputs
-from dcp.runtime.buffers import Buffers, has_replicas
+from dcp.runtime.buffers import has_replicas
 from dcp.runtime.messages import ProgramMessages
-from dcp.runtime.sharding import shard_for
 from dcp.verification.local_run import check_numbers, run_with_gradients
 
 pytestmark = [
@@ -75,90 +71,6 @@ def test_a_plan_is_within_its_error_budget(name: str) -> None:
     check_numbers(batch, plan, kernel=KERNEL)
 
 
-class Launches:
-    """Names of the kernels launched, and how many tables were made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.names: list[str] = []
-        self.built: list[int] = []
-        launch, build = triton_program.launch, triton_program.build
-
-        def recording(name: str, *arguments: Any, **more: Any) -> None:
-            self.names.append(name)
-            launch(name, *arguments, **more)
-
-        def counting(drafts: list[Any], device: torch.device) -> list[Any]:
-            self.built.append(len(drafts))
-            return build(drafts, device)
-
-        monkeypatch.setattr(triton_program, "launch", recording)
-        monkeypatch.setattr(triton_program, "build", counting)
-
-    def taken(self) -> list[str]:
-        taken, self.names = self.names, []
-        return taken
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    return Launches(monkeypatch)
-
-
-def memory(plan: ExecutionPlan, rank: int) -> Iterator[tuple[Program, Buffers]]:
-    """Both programs of a rank, each in memory that is full of random numbers."""
-    q, k, v, dout = random_inputs(BATCH, plan.spec)
-    generator = torch.Generator().manual_seed(rank)
-    sums = torch.rand(2, *q.shape[:2], generator=generator)
-    mine = plan.ranks[rank]
-    local = [shard_for(plan, q, rank), *(shard_for(plan, x, rank, "kv") for x in (k, v))]
-    rows = [shard_for(plan, x, rank) for x in (dout, *sums)]
-    for program, inputs in (
-        (mine.forward, forward_inputs(*local)),
-        (mine.backward, backward_inputs(*local, *rows)),
-    ):
-        buffers = Buffers(plan.blocks, program, inputs)
-        for plane in (plane for arena in ARENAS for plane in buffers.planes(arena)):
-            plane.copy_(torch.randn(plane.shape, generator=generator))
-        yield program, buffers
-
-
-def contents(buffers: Buffers) -> list[Tensor]:
-    arenas = [plane for arena in ARENAS for plane in buffers.planes(arena)]
-    kinds = (Kind.DQ, Kind.DKV) if buffers.planes(Buffer.DO) else (Kind.O,)
-    return arenas + [plane for kind in kinds for plane in buffers.output(kind)]
-
-
-@pytest.mark.parametrize("how", [{"baseline": "usp"}, PLANNED], ids=["usp", "planned"])
-def test_an_instruction_takes_one_launch_a_kind_of_work(
-    launches: Launches, how: dict[str, str]
-) -> None:
-    spec = replace(SPEC, num_q_heads=4, num_kv_heads=2, dtype="bfloat16")
-    plan = planned(ranks=4, spec=spec, **how)
-    seen = set()
-    for rank in range(4):
-        for program, buffers in memory(plan, rank):
-            kernel = KERNEL.bind(plan.blocks, program, buffers)
-            backward = program is plan.ranks[rank].backward
-            for one in program.instructions:
-                seen.add(type(one))
-                if isinstance(one, Attention):
-                    kernel.attend(one)
-                    both = ["backward_dq", "backward_dkv"]
-                    assert launches.taken() == (both if backward else ["forward"])
-                elif isinstance(one, Reduce):
-                    kernel.reduce(one)
-                    assert launches.taken() == (["copy"] if backward else ["merge"])
-                elif isinstance(one, Copy):
-                    kernel.copy(one)
-                    # out and lse; or dq, dk and dv together
-                    assert launches.taken() == ["copy"] * (1 if backward else 2)
-                elif isinstance(one, CommLaunch):
-                    layout = ProgramMessages.of(plan.blocks, program).of_items(one.sends)
-                    kernel.pack(one, torch.empty(layout.nbytes, dtype=torch.uint8))
-                    assert len(launches.taken()) <= 3  # as bits; cast; numbers of rows
-    assert {Attention, Reduce, Copy, CommLaunch} <= seen
-
-
 def messages(plan: ExecutionPlan, program: Program) -> dict[int, Tensor]:
     """Buffers for the sends and the receives of every launch, full of small numbers."""
     layout = ProgramMessages.of(plan.blocks, program)
@@ -180,7 +92,7 @@ def test_messages_and_copies_have_the_bits_that_torch_gives(dtype: str, baseline
         results: list[list[Tensor]] = []
         for maker in (KERNEL, TorchFlash()):
             results.append([])
-            for program, buffers in memory(plan, rank):
+            for program, buffers in memory(BATCH, plan, rank):
                 kernel, data = maker.bind(plan.blocks, program, buffers), messages(plan, program)
                 for one in program.instructions:
                     if isinstance(one, Copy):
@@ -200,7 +112,7 @@ def test_reductions_equal_those_of_torch(dtype: str) -> None:
         results: list[list[Tensor]] = []
         for maker in (KERNEL, TorchFlash()):
             results.append([])
-            for program, buffers in memory(plan, rank):
+            for program, buffers in memory(BATCH, plan, rank):
                 kernel = maker.bind(plan.blocks, program, buffers)
                 for one in program.instructions:
                     if isinstance(one, Reduce):
@@ -212,23 +124,16 @@ def test_reductions_equal_those_of_torch(dtype: str) -> None:
     assert reduced
 
 
-def test_tables_are_made_once_a_program(launches: Launches) -> None:
-    plan = planned()
-    inputs = random_inputs(BATCH, SPEC)
-    first = run_with_gradients(plan, inputs, kernel=KERNEL)
-    made = len(launches.built)
-    assert made == 4  # two ranks, forward and backward
-    again = run_with_gradients(plan, inputs, kernel=KERNEL)
-    assert len(launches.built) == made
+def test_two_runs_give_the_same_bits() -> None:
+    plan, inputs = planned(), random_inputs(BATCH, SPEC)
+    first, again = (run_with_gradients(plan, inputs, kernel=KERNEL) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_tables_follow_the_strides_of_home_tensors(launches: Launches) -> None:
-    """Views of one fused tensor give the bits that contiguous copies give."""
+def test_views_of_one_fused_tensor_give_the_bits_of_contiguous_copies() -> None:
     plan = planned(ranks=1)
     fused = torch.cat(random_inputs(BATCH, SPEC)[:3], dim=1)
     views = fused[:, :2], fused[:, 2:3], fused[:, 3:]
     cp = dcp.ContextParallel(kernel=KERNEL)
     out = cp.attention(plan, *views)
     assert torch.equal(out, cp.attention(plan, *(view.contiguous() for view in views)))
-    assert len(launches.built) == 2

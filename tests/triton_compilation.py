@@ -1,81 +1,71 @@
-"""Compiles every Triton kernel for GPUs that need not be there; prints what each one needs.
+"""Compiles what a plan launches for GPUs that need not be there; prints what each kernel needs.
 
-Run in a process of its own, in which Triton's interpreter is not chosen.
+The plan runs in this process with all that a GPU would be handed, but nothing is launched. Run in
+a process of its own, in which Triton's interpreter is not chosen.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 
-from dcp.kernels.triton_launch import load
-from dcp.kernels.triton_tiling import (
-    COPY,
-    MERGE,
-    attention_constants,
-    copy_constants,
-    merge_constants,
-    tiling,
-)
-from dcp.runtime.dtypes import DTYPES
-
-ROW_AND_ITEM = {"forward": (17, 10), "backward_dq": (25, 10), "backward_dkv": (21, 18)}
-ROW_AND_ITEM |= {"merge": (12, 8), "copy": (9, 4)}
-TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-FLOAT32 = ("out", "lse", "new_lse", "dq", "dk_sum", "dv_sum", "lse_home", "lse_arena")
-FLOAT32 += ("delta_home", "delta_arena")
-TABLES = ("tiles", "rows", "items", "slices")
+import dcp
+from dcp.kernels import triton_launch, triton_program
+from dcp.kernels.triton_attention import TritonAttention
+from dcp.kernels.triton_tables import Table
+from dcp.kernels.triton_tiling import Tiling
+from dcp.verification.local_run import random_inputs, run_with_gradients
 
 
-def compile_for(capability: int, name: str, dtype: str, head_dim: int) -> dict[str, int]:
-    """Shared memory of a program, and how many matrix products run on tensor cores."""
-    kernel = load(name)
-    tile = tiling(DTYPES[dtype], head_dim, backward=name != "forward")
-    if name == "merge":
-        tile, constants = MERGE, merge_constants(head_dim)
-    elif name == "copy":
-        tile, constants = COPY, copy_constants(head_dim)
-    else:
-        constants = attention_constants(tile, head_dim, scale=1.0)
-        del constants["scale_log2"]
-    row, item = ROW_AND_ITEM[name]
-    constants |= {"UNIT": 8, "ROW": row, "ITEM": item}
-    signature: dict[str, str | tuple[str, ...]] = {}
-    for argument in kernel.arg_names:
-        if argument in constants:
-            signature[argument] = "constexpr"
-        elif argument == "targets":
-            signature[argument] = (f"*{TYPES[dtype]}",) * 2
-        elif argument == "sources":
-            signature[argument] = ("*fp32",) * 3
-        elif argument in TABLES:
-            signature[argument] = "*i64"
-        elif argument.startswith("scale"):
-            signature[argument] = "fp32"
-        else:
-            signature[argument] = "*fp32" if argument in FLOAT32 else f"*{TYPES[dtype]}"
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, argument in enumerate(kernel.arg_names)
-        if str(signature[argument]).startswith("*")
-    }
-    constants_at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants_at, aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": tile.warps, "num_stages": tile.stages},
+class Driver:
+    """What Triton asks of a GPU before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+found: dict[str, dict[str, tuple[int, int]]] = {}  # kernel: variant: shared bytes, products
+
+
+def compile_only(name: str, table: Table, tile: Tiling, tensors: Any, **more: Any) -> None:
+    """Compile what `launch` would launch."""
+    compiled = triton_launch.load(name).warmup(
+        *tensors,
+        **table.arguments(),
+        **more,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        grid=(table.programs,),
     )
     ptx = compiled.asm["ptx"]
     products = ptx.count("mma.sync") + ptx.count("wgmma.mma_async")
-    return {"shared_bytes": compiled.metadata.shared, "tensor_core_products": products}
+    found.setdefault(name, {})[compiled.hash] = compiled.metadata.shared, products
 
 
 if __name__ == "__main__":
-    capability, dtype, head_dim, *names = sys.argv[1:]
-    for kernel_name in names:
-        found = compile_for(int(capability), kernel_name, dtype, int(head_dim))
-        print(json.dumps({"kernel": kernel_name, **found}), flush=True)
+    capability, dtype, head_dim = sys.argv[1:]
+    driver.set_active(Driver(int(capability)))
+    triton_program.launch = compile_only
+    torch.set_num_threads(1)
+    batch = dcp.Batch([300, 0, 77, 1])
+    spec = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=int(head_dim), dtype=dtype)
+    plan = dcp.plan(batch, spec, dcp.Cluster(devices_per_node=4), block_size=64, baseline="usp")
+    run_with_gradients(plan, random_inputs(batch, spec), kernel=TritonAttention())
+    for kernel, variants in found.items():
+        shared, products = (max(numbers) for numbers in zip(*variants.values(), strict=True))
+        needs = {"shared_bytes": shared, "tensor_core_products": products}
+        print(json.dumps({"kernel": kernel, "variants": len(variants), **needs}), flush=True)
