@@ -25,8 +25,12 @@ from torch.nn.functional import pad
 
 from dcp import registry
 from dcp.backend import Availability
+from dcp.blocks import BlockGraph
 from dcp.errors import BackendError, SpecError
-from dcp.kernel_interface import BlockMask, Kernel
+from dcp.instructions import Attention, CommLaunch, Copy, Program, Reduce
+from dcp.kernel_interface import BlockMask, Kernel, ProgramKernel
+from dcp.runtime.block_by_block import BlockByBlock
+from dcp.runtime.buffers import Buffers
 
 LARGEST_HEAD_DIM = 256
 _HEAD_DIM_UNIT = 8
@@ -58,8 +62,7 @@ class FlashAttention(Kernel):
     """Blockwise attention by the flash-attn package, and by another kernel where it has no code.
 
     Args:
-        other: The kernel for everything else, as in `kernel=`; it has to be able to run when it
-            is first needed.
+        other: The kernel for everything else, as in `kernel=`; plans always need it.
 
     Raises:
         SpecError: other names this kernel.
@@ -130,6 +133,49 @@ class FlashAttention(Kernel):
                 q[rows], k[keys], v[keys], *sums, part.causal, scale
             )
         return dq, dk, dv
+
+    def merge(self, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
+        """See `Kernel.merge`; the other kernel's."""
+        other_kernel(self.other).merge(out, lse, new_out, new_lse)
+
+    def bind(self, blocks: BlockGraph, program: Program, buffers: Buffers) -> ProgramKernel:
+        """See `Kernel.bind`; the other kernel reduces, copies and packs."""
+        return FlashProgram(self, blocks, program, buffers)
+
+
+class FlashProgram(ProgramKernel):
+    """Attention block by block; the rest, which the package has no code for, by another kernel.
+
+    Args:
+        kernel: The flash-attn kernel.
+        blocks, program, buffers: As for `Kernel.bind`.
+    """
+
+    def __init__(
+        self, kernel: FlashAttention, blocks: BlockGraph, program: Program, buffers: Buffers
+    ) -> None:
+        self._attention = BlockByBlock(kernel, blocks, program, buffers)
+        self._rest = other_kernel(kernel.other).bind(blocks, program, buffers)
+
+    def attend(self, instruction: Attention) -> None:
+        """See `ProgramKernel.attend`."""
+        self._attention.attend(instruction)
+
+    def reduce(self, instruction: Reduce) -> None:
+        """See `ProgramKernel.reduce`."""
+        self._rest.reduce(instruction)
+
+    def copy(self, instruction: Copy) -> None:
+        """See `ProgramKernel.copy`."""
+        self._rest.copy(instruction)
+
+    def pack(self, launch: CommLaunch, data: Tensor) -> None:
+        """See `ProgramKernel.pack`."""
+        self._rest.pack(launch, data)
+
+    def unpack(self, launch: CommLaunch, data: Tensor) -> None:
+        """See `ProgramKernel.unpack`."""
+        self._rest.unpack(launch, data)
 
 
 @lru_cache

@@ -25,6 +25,7 @@ from dcp.kernels import flash_attn
 from dcp.kernels.flash_attn import FlashAttention, Rectangle, rectangle
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.masks import Mask
+from dcp.runtime.block_by_block import BlockByBlock
 from dcp.verification import kernel_conformance
 from dcp.verification.kernel_conformance import Check
 from dcp.verification.local_run import check_numbers
@@ -149,6 +150,29 @@ def test_the_package_conforms_on_a_gpu(check: Check, monkeypatch: pytest.MonkeyP
     monkeypatch.undo()  # what `package` put in its place
     kernel = registry.create("kernels", "flash_attn")
     check.run(kernel, "cuda")
+
+
+def test_the_other_kernel_does_what_is_not_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = set()
+
+    class Noted(BlockByBlock):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("_"):
+                done.add(name)
+            return super().__getattribute__(name)
+
+    class Other(TorchFlash):
+        def bind(self, *arguments: Any) -> BlockByBlock:
+            return Noted(self, *arguments)
+
+    monkeypatch.setattr(flash_attn, "other_kernel", lambda request: Other())
+    batch = dcp.Batch([60])
+    spec = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=16, dtype="bfloat16")
+    how = {"partitioner": "greedy", "scheduler": "overlap"}
+    plan = dcp.plan(batch, spec, dcp.Cluster(devices_per_node=3), block_size=8, **how)
+    check_numbers(batch, plan, kernel=KERNEL)
+    assert done == {"reduce", "copy", "pack", "unpack"}
+    assert ends
 
 
 class TestWhatItRefuses:
