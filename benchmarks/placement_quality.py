@@ -23,6 +23,7 @@ import typer
 from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
 from rich.console import Console
 from rich.table import Table
+from tidy import Measurement, write_csv
 
 import dcp
 from dcp import registry
@@ -98,6 +99,20 @@ def cells(results: Sequence[Result]) -> tuple[str, str]:
     return volumes, f"{mean.cpu_ms:.0f}"
 
 
+def measured(results: Sequence[Result], setting: dict[str, object]) -> list[Measurement]:
+    """Figures of a family, tidy."""
+    units = dict.fromkeys(Result._fields, "MB") | {"infeasible": "", "cpu_ms": "ms"}
+    return [
+        Measurement(
+            name=f"placement.{figure}",
+            parameters=setting,
+            samples=[getattr(result, figure) for result in results],
+            unit=unit,
+        )
+        for figure, unit in units.items()
+    ]
+
+
 def main(
     batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
     partitioner: Annotated[str, typer.Option(help="ours")] = "local_search",
@@ -106,6 +121,7 @@ def main(
     most: Annotated[int, typer.Option(help="batches of a family")] = 1,
     paper_limits: Annotated[bool, typer.Option(help="0.4 between nodes, 0.1 inside")] = False,
     solvers: Annotated[bool, typer.Option(help="KaHyPar and Mt-KaHyPar too")] = False,
+    csv: Annotated[Path | None, typer.Option(help="also write the figures there, tidy")] = None,
 ) -> None:
     """Print one row for each family, cluster and mask."""
     families = json.loads(batches.read_text())["families"]
@@ -115,6 +131,7 @@ def main(
     columns = ("family", "cluster", "mask", "before", partitioner, "ms")
     for column in (*columns, *(each for name in others for each in (name, "ms"))):
         table.add_column(column, justify="right")
+    measurements: list[Measurement] = []
     for (family, lengths), cluster, mask in itertools.product(families.items(), CLUSTERS, MASKS):
         problems = [
             PlacementProblem.of(
@@ -130,9 +147,15 @@ def main(
         placed(problems[0], partitioner)  # compiled code is loaded before time counts
         row = [family, cluster, mask, " / ".join(map(str, known or ()))]
         for request in (partitioner, *others):
-            row += cells([placed(problem, request) for problem in problems])
+            results = [placed(problem, request) for problem in problems]
+            row += cells(results)
+            setting = {"family": family, "cluster": cluster, "mask": mask, "partitioner": request}
+            given = {"block_size": block_size, "budget": budget, "paper_limits": paper_limits}
+            measurements += measured(results, {**setting, **given})
         table.add_row(*row)
     Console(width=40 * (3 + len(others))).print(table)
+    if csv:
+        write_csv(csv, measurements, seed=0)
 
 
 if __name__ == "__main__":

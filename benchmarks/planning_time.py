@@ -22,6 +22,7 @@ import typer
 from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
 from rich.console import Console
 from rich.table import Table
+from tidy import Measurement, write_csv
 
 import dcp
 from dcp import registry
@@ -86,6 +87,7 @@ def main(
     block_size: Annotated[list[int] | None, typer.Option(help="repeatable")] = None,
     solvers: Annotated[bool, typer.Option(help="time KaHyPar and Mt-KaHyPar too")] = False,
     most: Annotated[int, typer.Option(help="batches of a family")] = 2,
+    csv: Annotated[Path | None, typer.Option(help="also write the times there, tidy")] = None,
 ) -> None:
     """Print medians over batches, clusters and masks."""
     families = json.loads(batches.read_text())["families"]
@@ -96,6 +98,7 @@ def main(
     for column in columns:
         table.add_column(column, justify="right")
     sizes = block_size or [2048, 1024, 512]
+    measurements = []
     for size, cluster, mask in itertools.product(sizes, CLUSTERS, MASKS):
         spent: dict[str, list[float]] = defaultdict(list)
         for one in lengths:
@@ -110,9 +113,16 @@ def main(
                 found[name] = whole["total"]
             for stage, seconds in found.items():
                 spent[stage].append(seconds)
+        setting = {"block_size": size, "cluster": cluster, "mask": mask, "partitioner": partitioner}
+        measurements += [
+            Measurement(name=f"planning.{stage}", parameters=setting, samples=seconds, unit="s")
+            for stage, seconds in spent.items()
+        ]
         cells = [f"{median(spent[stage]) * 1e3:.1f}" for stage in columns[3:]]
         table.add_row(str(size), cluster, mask, *cells)
     console.print(table)
+    if csv:
+        write_csv(csv, measurements, seed=0)
 
 
 if __name__ == "__main__":
