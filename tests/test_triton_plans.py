@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from attention_runs import random_inputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from program_memory import contents, memory
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from dcp.kernels.triton_attention import TritonAttention
 from dcp.runtime.buffers import has_replicas
 from dcp.runtime.messages import ProgramMessages
 from dcp.verification.local_run import check_numbers, run_with_gradients
+from dcp.verification.strategies import cases
 
 pytestmark = [
     pytest.mark.triton,
@@ -69,6 +72,14 @@ def test_a_plan_is_within_its_error_budget(name: str) -> None:
     plan = planned(batch, ranks, replace(SPEC, **heads), **how)
     assert has_replicas(plan.blocks.groups) == (name == "ulysses-that-shares-a-key-head")
     check_numbers(batch, plan, kernel=KERNEL)
+
+
+@settings(max_examples=8)  # several seconds each, interpreted
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_any_plan_is_within_its_error_budget(data: st.DataObject, seed: int) -> None:
+    dtype = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
+    case = data.draw(cases(dtype).filter(lambda case: len(case.plan().blocks.comp_q) <= 60))
+    check_numbers(case.batch, case.plan(), seed=seed, kernel=KERNEL)
 
 
 def messages(plan: ExecutionPlan, program: Program) -> dict[int, Tensor]:
