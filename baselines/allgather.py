@@ -36,14 +36,16 @@ class AllGather(Baseline):
     name: ClassVar[str] = "allgather"
 
     def least_seconds(self, request: BaselineRequest) -> float:
-        """Time in which all other nodes' keys reach a rank, forward and again backward."""
+        """Time in which all other nodes' keys reach a rank, and the even work behind it."""
         spec, cluster, tokens = request.spec, request.cluster, request.batch.num_kv_tokens
         places = cluster.nodes if cluster.nodes > 1 else cluster.num_devices
         link = cluster.inter if cluster.nodes > 1 else cluster.intra
         # Shares are even but for a token a chunk of each sequence.
         own = tokens / places + 2 * len(request.batch) * cluster.num_devices / places
         token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype_bytes
-        return 2 * max(tokens - own, 0.0) * token_bytes / link.bandwidth_bytes_per_s
+        gather_s = max(tokens - own, 0.0) * token_bytes / link.bandwidth_bytes_per_s
+        times = 2 if request.keep_bytes == 0 else 1
+        return times * gather_s + sum(request.work_s.values())
 
     def arrange(self, request: BaselineRequest) -> Arrangement:
         """Cut, place and schedule."""

@@ -15,6 +15,7 @@ import numpy as np
 from dcp.arrays import BoolArray, IntArray
 from dcp.baseline import Arrangement, Baseline, BaselineRequest
 from dcp.baselines.dealing import Grid, deal_heads, place_blocks
+from dcp.batch import DTYPE_BYTES
 from dcp.blocks import BlockGraph, Kind
 from dcp.cutting import cut
 from dcp.direct_transfers import transfer_rows
@@ -51,25 +52,32 @@ class HybridBaseline(Baseline):
         return arrange_hybrid(request, self.grid(request))
 
     def least_seconds(self, request: BaselineRequest) -> float:
-        """Time that passing keys round takes, forward and again backward."""
-        return least_ring_seconds(request, self.grid(request))
+        """Time of the even work or of what is passed round, whichever is more in each phase."""
+        return least_hybrid_seconds(request, self.grid(request))
 
 
-def least_ring_seconds(request: BaselineRequest, grid: Grid) -> float:
-    """Time in which the keys of all other ring shares reach a rank twice, over its slowest link.
+def least_hybrid_seconds(request: BaselineRequest, grid: Grid) -> float:
+    """Least time of forward and backward together.
 
-    Shares are even but for a token a chunk of each sequence; a rank passes on the keys of at
-    least one head.
+    Over every link of a ring come the keys of all ring shares but the receiver's, and backward
+    the gradients of all keys, if each rank adds to those of its own share at once, as it does
+    where every token sees itself. The slowest link decides. Shares are even but for a token a
+    chunk of each sequence; a rank passes on the keys of at least one head.
     """
     spec, cluster = request.spec, request.cluster
-    tokens = request.batch.num_kv_tokens
-    own = tokens / grid.ring_degree + 2 * len(request.batch)
-    heads = max(spec.num_kv_heads // grid.ulysses_degree, 1)
-    token_bytes = 2 * heads * spec.head_dim * spec.dtype_bytes
-    ring = grid.rank(np.arange(grid.ring_degree), np.zeros(1, dtype=np.int64))
+    tokens, rings = request.batch.num_kv_tokens, grid.ring_degree
+    others = max(tokens - tokens / rings - 2 * len(request.batch), 0.0)
+    elements = 2 * max(spec.num_kv_heads // grid.ulysses_degree, 1) * spec.head_dim
+    ring = grid.rank(np.arange(rings), np.zeros(1, dtype=np.int64))
     crosses = len(np.unique(cluster.device_node[ring])) > 1
-    link = cluster.inter if crosses else cluster.intra
-    return 2 * max(tokens - own, 0.0) * token_bytes / link.bandwidth_bytes_per_s
+    bandwidth = (cluster.inter if crosses else cluster.intra).bandwidth_bytes_per_s
+    keys_s = others * elements * spec.dtype_bytes / bandwidth
+    gradient_bytes = elements * DTYPE_BYTES[spec.wire_partial_dtype]
+    gradients_s = tokens * gradient_bytes / bandwidth * (rings > 1 and request.sees_itself)
+    again_s = keys_s if request.keep_bytes == 0 else 0.0
+    return max(keys_s, request.work_s["forward"]) + max(
+        again_s + gradients_s, request.work_s["backward"]
+    )
 
 
 def arrange_hybrid(request: BaselineRequest, grid: Grid) -> Arrangement:

@@ -62,10 +62,20 @@ def test_auto_is_never_slower_than_the_best_static_scheme_under_the_cost_model(b
 @pytest.mark.parametrize("name", AUTO_BASELINES)
 @pytest.mark.parametrize("cluster", [CLUSTER, dcp.Cluster(devices_per_node=4)], ids=["2x2", "1x4"])
 @pytest.mark.parametrize("lengths", [[4096], [700, 1300, 90], [11] * 50])
-def test_the_time_that_a_static_scheme_takes_at_least_is_true(name, cluster, lengths):
+@pytest.mark.parametrize(
+    "mask",
+    [
+        dcp.masks.causal(),
+        dcp.masks.full(),
+        dcp.masks.sliding_window(64),
+        dcp.masks.full() - dcp.masks.causal(),
+    ],
+    ids=["causal", "full", "window", "later-keys"],
+)
+def test_the_time_that_a_static_scheme_takes_at_least_is_true(name, cluster, lengths, mask):
     """What `auto` leaves a scheme out for."""
     request = BaselineRequest(
-        batch=dcp.Batch(lengths), spec=HEADS, cluster=cluster, block_size=1024
+        batch=dcp.Batch(lengths, mask=mask), spec=HEADS, cluster=cluster, block_size=1024
     )
     least = registry.create("baselines", name).least_seconds(request)
     assert least <= simulated(plan(request.batch, cluster, baseline=name))
@@ -77,7 +87,7 @@ def test_auto_spares_itself_schemes_that_cannot_win(caplog):
     with caplog.at_level(logging.INFO, logger="dcp"):
         chosen = plan(dcp.Batch([200] * 300), cluster, block_size=256)
     assert chosen.origin.baseline is None
-    assert "zigzag: its messages alone take" in caplog.text
+    assert "zigzag: its messages and work alone take" in caplog.text
 
 
 def test_limits_that_were_asked_for_bind_auto():
