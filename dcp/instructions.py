@@ -91,6 +91,7 @@ BACKWARD_ITEM = _record(
 REDUCE_ITEM = _record("src", "dst", "block", "group", "fresh")
 COPY_ITEM = _record("src", "dst", "block", "group")
 MESSAGE_ITEM = _record("peer", "slot", "block", "group")
+KEPT_ITEM = _record("slot", "block", "group")
 SLOT = np.dtype([("buffer", "<i4"), ("offset", "<i8"), ("size", "<i4"), ("group", "<i4")])
 
 
@@ -143,6 +144,9 @@ class Program(msgspec.Struct, frozen=True, eq=False, weakref=True):
         slots: SLOT records, [slots]; `group` is -1 in arenas.
         arena_rows: Rows of each buffer's arena, [buffers]; 0 for home buffers.
         mask_ptr, mask_slices: The masks that items name, as in `BlockGraph`.
+        kept: KEPT_ITEM records of what stands in slots of arrivals as backward begins, because
+            forward left it in slots at the same places; empty in forward. The arenas of these
+            slots are forward's, handed over.
     """
 
     instructions: list[Instruction]
@@ -150,6 +154,12 @@ class Program(msgspec.Struct, frozen=True, eq=False, weakref=True):
     arena_rows: IntArray
     mask_ptr: IntArray
     mask_slices: IntArray
+    kept: Items = msgspec.field(default_factory=lambda: np.zeros(0, dtype=KEPT_ITEM))
+
+    @property
+    def kept_buffers(self) -> tuple[Buffer, ...]:
+        """Arenas that are handed over."""
+        return tuple(map(Buffer, np.unique(self.slots["buffer"][self.kept["slot"]]).tolist()))
 
 
 class RankPlan(msgspec.Struct, frozen=True, eq=False):

@@ -37,6 +37,8 @@ def row_bytes(buffer: Buffer, spec: AttentionSpec) -> int:
 def program_bytes(blocks: BlockGraph, program: Program) -> int:
     """Bytes of all arenas, and of the most that stands packed in messages at one time.
 
+    Arenas that forward hands over to backward count in both.
+
     A received message is held from its launch to its wait; a sent one is counted until the next
     wait, or to the end where none follows.
     """
@@ -44,6 +46,14 @@ def program_bytes(blocks: BlockGraph, program: Program) -> int:
         int(program.arena_rows[buffer]) * row_bytes(buffer, blocks.spec) for buffer in ARENAS
     )
     return arenas + _peak_message_bytes(blocks, program)
+
+
+def kept_bytes(blocks: BlockGraph, program: Program) -> int:
+    """Bytes of the arenas that a backward program takes over from forward."""
+    return sum(
+        int(program.arena_rows[buffer]) * row_bytes(buffer, blocks.spec)
+        for buffer in program.kept_buffers
+    )
 
 
 def _peak_message_bytes(blocks: BlockGraph, program: Program) -> int:

@@ -15,13 +15,14 @@ from dcp.instructions import (
     BACKWARD_ITEM,
     COPY_ITEM,
     FORWARD_ITEM,
+    KEPT_ITEM,
     MESSAGE_ITEM,
     REDUCE_ITEM,
     SLOT,
 )
 
 FORMAT = "dcp-plan"
-VERSION = 2
+VERSION = 3
 
 _RECORDS = {
     "forward": FORWARD_ITEM,
@@ -29,6 +30,7 @@ _RECORDS = {
     "reduce": REDUCE_ITEM,
     "copy": COPY_ITEM,
     "message": MESSAGE_ITEM,
+    "kept": KEPT_ITEM,
     "slot": SLOT,
 }
 _RECORD_NAMES = {dtype: name for name, dtype in _RECORDS.items()}

@@ -28,6 +28,7 @@ def plan(
     scheduler: str | Scheduler = "auto",
     baseline: str | Baseline | None = None,
     limits: Limits | None = None,
+    keep_bytes: int | None = 0,
     seed: int = 0,
     budget: float = 1.0,
     cost_model: str | CostModel = "event",
@@ -48,6 +49,9 @@ def plan(
         limits: Balance asked for. Given explicitly, they bind "auto": a candidate over a limit
             loses to any that keeps them all. None for the paper's, which "auto" may trade for
             simulated time.
+        keep_bytes: Most bytes of received queries, keys and values that a rank keeps from forward,
+            so that backward does not send them again; None for any number. All of a kind that
+            every rank can keep is kept.
         seed: Equal seeds give equal plans.
         budget: Effort of the partitioner, 1.0 for the default.
         cost_model: What simulated times come from, by name or instance.
@@ -69,11 +73,17 @@ def plan(
     ):
         if not isinstance(value, kind):
             raise SpecError(f"{name} is {value!r}; give a dcp.{kind.__name__}")
+    if keep_bytes is not None and not (type(keep_bytes) is int and keep_bytes >= 0):
+        raise SpecError(
+            f"keep_bytes is {keep_bytes!r}; give a whole number of bytes, 0 or more, or None for "
+            "no limit"
+        )
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
     job = PlanningJob(
         request=request,
         limits=asked,
+        keep_bytes=keep_bytes,
         seed=seed,
         budget=budget,
         cost_model=backend_of("cost_models", cost_model),

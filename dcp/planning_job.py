@@ -11,12 +11,13 @@ import numpy as np
 from dcp import registry
 from dcp.backend import Backend
 from dcp.baseline import Arrangement, Baseline, BaselineRequest
-from dcp.blocks import BlockGraph
+from dcp.blocks import BlockGraph, Kind
 from dcp.cost import Estimate
 from dcp.cutting import cut
 from dcp.errors import SpecError
 from dcp.execution_plan import Origin, PlanContent
 from dcp.instructions import RankPlan
+from dcp.keeping import choose_kept, hand_over, without
 from dcp.lowering import lower
 from dcp.needed_tokens import cut_to_need
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
@@ -26,11 +27,20 @@ from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProble
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A placed and scheduled batch with its simulated cost."""
+    """A placed and scheduled batch with its simulated cost.
+
+    Attributes:
+        origin: Backends that made it.
+        arrangement: Schedules; backward sends nothing of what is kept.
+        placement: With its metrics.
+        kept: Kinds of input that are kept from forward for backward.
+        forward, backward: Simulated cost.
+    """
 
     origin: Origin
     arrangement: Arrangement
     placement: Placement
+    kept: tuple[Kind, ...]
     forward: Estimate
     backward: Estimate
 
@@ -46,6 +56,7 @@ class PlanningJob:
 
     request: BaselineRequest
     limits: Limits
+    keep_bytes: int | None
     seed: int
     budget: float
     cost_model: CostModel
@@ -108,6 +119,7 @@ class PlanningJob:
             )
             for schedule in (best.arrangement.forward, best.arrangement.backward)
         )
+        forward, backward = hand_over(blocks, placement.token_home, forward, backward, best.kept)
         ranks = [
             RankPlan(
                 rank=rank,
@@ -157,19 +169,22 @@ class PlanningJob:
         self, origin: Origin, arrangement: Arrangement, placement: Placement
     ) -> Candidate:
         blocks, devices = arrangement.blocks, self.request.cluster.num_devices
-        schedules = (arrangement.forward, arrangement.backward)
-        for schedule in schedules:
+        for schedule in (arrangement.forward, arrangement.backward):
             validate_schedule(
                 blocks, placement.token_home, placement.comp_device, devices, schedule
             )
+        schedules = arrangement.forward, arrangement.backward
+        kept = choose_kept(blocks, self.request.cluster, *schedules, self.keep_bytes)
+        arrangement = replace(arrangement, backward=without(arrangement.backward, kept))
         forward, backward = (
             self._to_schedule(blocks, placement, schedule.phase).timeline(schedule).estimate()
-            for schedule in schedules
+            for schedule in (arrangement.forward, arrangement.backward)
         )
         return Candidate(
             origin=origin,
             arrangement=arrangement,
             placement=placement,
+            kept=kept,
             forward=forward,
             backward=backward,
         )

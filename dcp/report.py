@@ -9,7 +9,7 @@ from dcp.cluster import Cluster
 from dcp.cost import Estimate
 from dcp.instructions import RankPlan
 from dcp.lower_bound import lower_bound_bytes
-from dcp.memory import program_bytes
+from dcp.memory import kept_bytes, program_bytes
 from dcp.placement import Limits, Placement, PlacementProblem
 from dcp.traffic import moved_bytes
 
@@ -32,6 +32,7 @@ class PlanReport:
         forward_s, backward_s: Simulated time.
         exposed_comm_s: Simulated wait for messages, forward and backward, mean over ranks.
         buffer_bytes: Memory of arenas and messages in flight, most over ranks and phases.
+        kept_bytes: Part of it that is kept from forward until backward, most over ranks.
     """
 
     comm_bytes: int
@@ -50,6 +51,7 @@ class PlanReport:
     backward_s: float
     exposed_comm_s: float
     buffer_bytes: int
+    kept_bytes: int
 
 
 def report_on(
@@ -85,4 +87,5 @@ def report_on(
         backward_s=backward.total_s,
         exposed_comm_s=forward.exposed_comm_s + backward.exposed_comm_s,
         buffer_bytes=max(program_bytes(blocks, program) for program in programs),
+        kept_bytes=max(kept_bytes(blocks, rank.backward) for rank in ranks),
     )

@@ -49,8 +49,8 @@ def test_equal_requests_give_equal_digests_and_others_do_not():
 
 
 def test_a_newer_version_is_refused_with_both_versions():
-    with pytest.raises(PlanFormatError, match="version 3, this dcp reads version 2"):
-        dcp.ExecutionPlan.from_bytes(repacked(plan_of(), version=3, new_field=[1]))
+    with pytest.raises(PlanFormatError, match="version 4, this dcp reads version 3"):
+        dcp.ExecutionPlan.from_bytes(repacked(plan_of(), version=4, new_field=[1]))
 
 
 @pytest.mark.parametrize(

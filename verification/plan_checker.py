@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from dcp.placement import Assignment, PlacementProblem, evaluate
 from dcp.scheduling import Phase
 from dcp.verification.facts import Facts, derive_facts
 from dcp.verification.faults import Site
+from dcp.verification.kept_check import check_kept
 from dcp.verification.message_check import Traffic, check_launch_order, check_messages
 from dcp.verification.program_check import RESULT_KINDS, CheckedProgram, check_program
-from dcp.verification.simulation import missing_result, simulate
+from dcp.verification.simulation import Simulated, missing_result, simulate
 from dcp.verification.slot_check import check_memory
 
 
@@ -66,6 +68,7 @@ def check_plan(plan: ExecutionPlan) -> PlanProof:
     * every output and gradient ends at its home, made of exactly its contributions;
     * nothing is read before it has arrived or after its slot was reused, no sum is lost;
     * slots of an arena share no row and hold what they are for;
+    * what backward is to find in its slots is what forward has left there;
     * every send meets its receive, and no rank can deadlock;
     * the bytes moved and the balance are those reported.
 
@@ -82,8 +85,10 @@ def check_plan(plan: ExecutionPlan) -> PlanProof:
 def _proven(plan: ExecutionPlan) -> PlanProof:
     facts = derive_facts(plan.blocks)
     _check_ranks(plan, facts)
-    forward, forward_results = _check_phase(plan, facts, "forward")
-    backward, backward_results = _check_phase(plan, facts, "backward")
+    forward, given = _check_phase(plan, facts, "forward")
+    backward, taken = _check_phase(plan, facts, "backward")
+    for rank, contents in enumerate(given.simulated.contents):
+        check_kept(facts, given.programs[rank], contents, taken.programs[rank])
     _check_placement(plan)
     _check_report(plan, forward, backward)
     return PlanProof(
@@ -91,7 +96,7 @@ def _proven(plan: ExecutionPlan) -> PlanProof:
         token_blocks=facts.num_blocks,
         computations=len(facts.pair_q) * facts.num_groups,
         allowed_pairs=int(facts.pair_area.sum()),
-        results=forward_results + backward_results,
+        results=len(given.simulated.results) + len(taken.simulated.results),
         instructions=sum(
             len(program.instructions)
             for rank in plan.ranks
@@ -140,7 +145,12 @@ def _check_wholes(blocks: BlockGraph, home: IntArray) -> None:
         )
 
 
-def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traffic, int]:
+class _CheckedPhase(NamedTuple):
+    programs: list[CheckedProgram]
+    simulated: Simulated
+
+
+def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traffic, _CheckedPhase]:
     programs = []
     for rank in plan.ranks:
         program = rank.program(phase)
@@ -148,18 +158,18 @@ def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traff
         programs.append(check_program(facts, site, program, rank.home_blocks))
     _check_exactly_once(plan, facts, programs)
     traffic = check_messages(facts, plan.cluster, programs)
-    results = simulate(facts, programs)
+    simulated = simulate(facts, programs)
     for one, rank in zip(programs, plan.ranks, strict=True):
         check_launch_order(one.site)
         check_memory(one.site, rank.program(phase))
     for kind in RESULT_KINDS[phase]:
-        missing = missing_result(facts, kind, results)
+        missing = missing_result(facts, kind, simulated.results)
         if missing is not None:
             site = programs[int(plan.placement.token_home[missing[0]])].site
             raise site.fault(
                 f"{kind.name} is never copied to its home", block=missing[0], group=missing[1]
             )
-    return traffic, len(results)
+    return traffic, _CheckedPhase(programs, simulated)
 
 
 def _check_exactly_once(plan: ExecutionPlan, facts: Facts, programs: list[CheckedProgram]) -> None:

@@ -18,6 +18,7 @@ from dcp.instructions import (
     FORWARD_ITEM,
     HOME_INPUT,
     HOME_OUTPUT,
+    KEPT_ITEM,
     MESSAGE_ITEM,
     REDUCE_ITEM,
     Attention,
@@ -40,6 +41,8 @@ ATTENTION_ITEM: dict[Phase, np.dtype[np.void]] = {
     "forward": FORWARD_ITEM,
     "backward": BACKWARD_ITEM,
 }
+KEPT_KINDS = (Kind.Q, Kind.KV)
+NO_INSTRUCTION = -1
 FRESH_FLAG = {"out": "fresh", "dq": "fresh_dq", "dkv": "fresh_dkv"}
 # Fields of attention items that name slots, with the field that holds the block.
 INPUT_FIELDS: dict[Phase, dict[str, tuple[Kind, str]]] = {
@@ -128,6 +131,8 @@ def check_program(
     moved = (*QUERY_INPUTS[phase], KEY_INPUT, *results)
     check(sends, "slot", (HOME_INPUT, ARRIVAL, ACCUMULATOR), kinds=moved)
     check(receives, "slot", (ARRIVAL,), kinds=moved)
+    kept = _kept(site, program)
+    check(kept, "slot", (ARRIVAL,), kinds=KEPT_KINDS)
     for field in SUM_FIELDS[phase]:
         check.range(attention, FRESH_FLAG[field], 2)
     check.range(reduce, "fresh", 2)
@@ -142,6 +147,16 @@ def check_program(
         receives=receives,
         pair=_check_pairs(facts, site, program, attention),
     )
+
+
+def _kept(site: Site, program: Program) -> Gathered:
+    """What stands in slots at the start; no instruction put it there."""
+    items = program.kept
+    if items.dtype != KEPT_ITEM or items.ndim != 1:
+        raise site.fault(f"kept are {items.dtype}, not {KEPT_ITEM}")
+    if len(items) and site.phase == "forward":
+        raise site.fault(f"{len(items)} blocks are kept for forward, which has no phase before it")
+    return Gathered(items=items, index=np.full(len(items), NO_INSTRUCTION))
 
 
 def _check_mask_table(site: Site, program: Program) -> None:
@@ -241,10 +256,10 @@ class _OperandCheck:
 def _item_fault(
     site: Site, table: Gathered, position: int, text: str, block: str = "block"
 ) -> PlanCheckError:
-    item = table.items[position]
+    item, index = table.items[position], int(table.index[position])
     return site.fault(
         text,
-        index=int(table.index[position]),
+        index=None if index == NO_INSTRUCTION else index,
         block=int(item[block]),
         group=int(item["group"]),
     )

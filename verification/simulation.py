@@ -7,7 +7,7 @@ block sees, bit i of a dKV the i-th query block that sees its key block.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from dcp.blocks import Kind
 from dcp.errors import PlanCheckError
@@ -24,14 +24,24 @@ Mail: TypeAlias = dict[tuple[int, int, int], list[tuple[int, int]]]
 """(source, destination, step) to what was sent: codes and contributions, in order."""
 
 
-def simulate(facts: Facts, programs: list[CheckedProgram]) -> set[int]:
+class Simulated(NamedTuple):
+    """What a phase ends with.
+
+    Attributes:
+        results: Codes of the results that reached their homes complete.
+        contents: Codes of what each rank's slots hold, [slots] a rank.
+    """
+
+    results: set[int]
+    contents: list[list[int]]
+
+
+def simulate(facts: Facts, programs: list[CheckedProgram]) -> Simulated:
     """Run all ranks of one phase, each until it has to wait, round and round.
 
     Args:
         facts: What the batch asks for.
         programs: Checked programs of all ranks, whose messages match.
-    Returns:
-        Codes of the results that reached their homes complete.
     Raises:
         PlanCheckError: the first fault, or ranks that wait for one another.
     """
@@ -45,7 +55,8 @@ def simulate(facts: Facts, programs: list[CheckedProgram]) -> set[int]:
             raise running[0].deadlock([rank.waits_for() for rank in running])
     for rank in ranks:
         rank.check_end()
-    return set[int]().union(*(rank.outputs for rank in ranks))
+    results = set[int]().union(*(rank.outputs for rank in ranks))
+    return Simulated(results, [rank.contents for rank in ranks])
 
 
 class SymbolicRank:
@@ -65,12 +76,21 @@ class SymbolicRank:
         self._kind: list[int] = program.slot_kind.tolist()
         at_home = program.slot_kind * (facts.num_blocks * facts.num_groups) + program.home_content
         at_home[program.home_content == NOT_HOME] = EMPTY
+        kept = program.program.kept
+        at_home[kept["slot"]] = facts.data_code(
+            program.slot_kind[kept["slot"]], kept["block"], kept["group"]
+        )
         self._content: list[int] = at_home.tolist()
         self._held = [0] * len(self._content)
         self._pair = program.pair
         self._items_done = 0
         # Step to (launching instruction, source to slots) of what is on its way.
         self._pending: dict[int, tuple[int, dict[int, list[int]]]] = {}
+
+    @property
+    def contents(self) -> list[int]:
+        """Codes of what its slots hold."""
+        return self._content
 
     @property
     def finished(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor
 
 from dcp.blocks import Kind
 from dcp.errors import BackendError
+from dcp.instructions import KIND_OF, Buffer, Program
 from dcp.kernel_interface import accumulator_dtype
-from dcp.runtime.buffers import Planes
+from dcp.runtime.buffers import WIDE_PLANES, Planes
+from dcp.runtime.executor import Executor
 
 _ROWS_AT_A_TIME = 256  # of temporary tensors that a cache can hold
 
@@ -20,12 +24,19 @@ class Runner(ABC):
     """Runs a plan's two phases on the tensors that it is given: one rank's, or all ranks'."""
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return out like q, and lse [tokens, heads] in the accumulator dtype."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Planes]:
+        """Return out like q, lse [tokens, heads] in the accumulator dtype, and what is kept."""
 
     @abstractmethod
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dout: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        kept: Planes,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return dq, dk and dv, like q, k and v."""
 
@@ -44,10 +55,10 @@ class _PlannedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, runner: Runner, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(q.device.type, enabled=False):  # dtypes are the plan's
-            out, lse = runner.forward(q, k, v)
+            out, lse, kept = runner.forward(q, k, v)
         ctx.runner = runner
         ctx.set_materialize_grads(False)  # a result that was not used has gradient None
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *kept)
         return out, lse
 
     @staticmethod
@@ -57,12 +68,12 @@ class _PlannedAttention(torch.autograd.Function):
                 "second derivatives of planned attention are not available; call grad or "
                 "backward without create_graph=True"
             )
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *kept = ctx.saved_tensors
         # Contiguous, so that delta's sums have the same bits whatever the layout.
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         delta = delta_of(out, dout, lse, dlse)
         with torch.autocast(q.device.type, enabled=False):  # dtypes are the plan's
-            grads = ctx.runner.backward(q, k, v, dout, lse, delta)
+            grads = ctx.runner.backward(q, k, v, dout, lse, delta, tuple(kept))
         needed = zip(ctx.needs_input_grad[1:], grads, strict=True)
         return None, *(grad if wanted else None for wanted, grad in needed)
 
@@ -100,3 +111,17 @@ def backward_inputs(
 ) -> dict[Kind, Planes]:
     """Home inputs of a backward program."""
     return {**forward_inputs(q, k, v), Kind.DO: (dout, lse, delta)}
+
+
+def kept_planes(executor: Executor, program: Program) -> Planes:
+    """What a forward executor leaves for a backward program, plane after plane."""
+    arenas = executor.arenas(program.kept_buffers)
+    return tuple(plane for planes in arenas.values() for plane in planes)
+
+
+def kept_arenas(program: Program, planes: Iterator[Tensor]) -> dict[Buffer, Planes]:
+    """The inverse of `kept_planes`; takes from the planes what is the program's."""
+    return {
+        buffer: tuple(islice(planes, WIDE_PLANES[KIND_OF[buffer]]))
+        for buffer in program.kept_buffers
+    }

@@ -6,7 +6,9 @@ A slot's content has one tensor a plane (see the table of `dcp.instructions`), e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -77,9 +79,16 @@ class Buffers:
         program: The program that will run.
         inputs: Planes of each home input, Kind.Q and Kind.KV, and Kind.DO in backward:
             [local tokens, heads, head_dim], for lse and delta [local tokens, heads].
+        kept: Arenas that forward has left for backward.
     """
 
-    def __init__(self, blocks: BlockGraph, program: Program, inputs: dict[Kind, Planes]) -> None:
+    def __init__(
+        self,
+        blocks: BlockGraph,
+        program: Program,
+        inputs: dict[Kind, Planes],
+        kept: Mapping[Buffer, Planes] = MappingProxyType({}),
+    ) -> None:
         self.dtypes = PlaneDtypes.of(blocks.spec)
         # Of each group: its slice of a home tensor's heads, or its rows a token in an arena.
         groups = range(len(blocks.groups))
@@ -98,7 +107,9 @@ class Buffers:
         device = inputs[Kind.Q][0].device
         for buffer in ARENAS:
             rows = int(program.arena_rows[buffer])
-            if rows:
+            if buffer in kept:
+                self._planes[buffer] = kept[buffer]
+            elif rows:
                 self._planes[buffer] = self._arena(buffer, rows, blocks.spec.head_dim, device)
 
     def planes(self, buffer: Buffer) -> Planes:

@@ -19,7 +19,14 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
 from dcp.runtime import collectives, sharding, tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
-from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
+from dcp.runtime.autograd import (
+    Runner,
+    attend,
+    backward_inputs,
+    forward_inputs,
+    kept_arenas,
+    kept_planes,
+)
 from dcp.runtime.buffers import Planes
 from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
@@ -227,26 +234,36 @@ class _RankRunner(Runner):
     group: dist.ProcessGroup | None
     timeout_s: float
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = self._run("forward", forward_inputs(q, k, v)).output(Kind.O)
-        return out, lse
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Planes]:
+        executor = self._run("forward", forward_inputs(q, k, v), ())
+        out, lse = executor.output(Kind.O)
+        return out, lse, kept_planes(executor, self.plan.ranks[self.rank].backward)
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dout: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        kept: Planes,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        executor = self._run("backward", backward_inputs(q, k, v, dout, lse, delta))
+        executor = self._run("backward", backward_inputs(q, k, v, dout, lse, delta), kept)
         (dq,) = executor.output(Kind.DQ)
         dk, dv = executor.output(Kind.DKV)
         return dq, dk, dv
 
-    def _run(self, phase: Phase, inputs: dict[Kind, Planes]) -> Executor:
-        programs, device = self.plan.ranks[self.rank], inputs[Kind.Q][0].device
+    def _run(self, phase: Phase, inputs: dict[Kind, Planes], kept: Planes) -> Executor:
+        program = self.plan.ranks[self.rank].program(phase)
+        device = inputs[Kind.Q][0].device
         watch = tracing.watch(self.plan, self.rank, phase, device)
         with watch.setup():
             executor = Executor(
                 self.plan.blocks,
-                programs.program(phase),
+                program,
                 inputs,
+                kept=kept_arenas(program, iter(kept)),
                 kernel=self.kernel,
                 transport=self._transport(device),
                 watch=watch,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from dcp.blocks import BlockGraph, Kind
-from dcp.instructions import Attention, CommLaunch, CommWait, Copy, Program, Reduce
+from dcp.instructions import Attention, Buffer, CommLaunch, CommWait, Copy, Program, Reduce
 from dcp.kernel_interface import Kernel
 from dcp.runtime.allocation import allocate
 from dcp.runtime.buffers import Buffers, Planes
@@ -24,6 +25,7 @@ class Executor:
         blocks: The plan's blocks.
         program: Forward or backward program of one rank.
         inputs: Planes of the home inputs, as for `Buffers`.
+        kept: In backward, what `arenas` of the forward executor gave for this program.
         kernel: Computes attention.
         transport: This rank's transport.
         watch: Accompanies the instructions.
@@ -35,6 +37,7 @@ class Executor:
         program: Program,
         inputs: dict[Kind, Planes],
         *,
+        kept: Mapping[Buffer, Planes] = MappingProxyType({}),
         kernel: Kernel,
         transport: Transport,
         watch: Watch = UNWATCHED,
@@ -43,7 +46,7 @@ class Executor:
         self._watch = watch
         self._transport = transport
         self._device = inputs[Kind.Q][0].device
-        self._buffers = Buffers(blocks, program, inputs)
+        self._buffers = Buffers(blocks, program, inputs, kept)
         self._kernel = kernel.bind(blocks, program, self._buffers)
         self._messages = ProgramMessages.of(blocks, program)
         self._arriving: dict[int, tuple[CommLaunch, Tensor]] = {}
@@ -75,6 +78,10 @@ class Executor:
     def output(self, kind: Kind) -> Planes:
         """Planes of a home output once the program has run."""
         return self._buffers.output(kind)
+
+    def arenas(self, buffers: Iterable[Buffer]) -> dict[Buffer, Planes]:
+        """Arenas as the program has left them."""
+        return {buffer: self._buffers.planes(buffer) for buffer in buffers}
 
     def _launch(self, launch: CommLaunch) -> None:
         leaving = self._messages.of_items(launch.sends)

@@ -14,7 +14,14 @@ from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
 from dcp.runtime import tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
-from dcp.runtime.autograd import Runner, attend, backward_inputs, forward_inputs
+from dcp.runtime.autograd import (
+    Runner,
+    attend,
+    backward_inputs,
+    forward_inputs,
+    kept_arenas,
+    kept_planes,
+)
 from dcp.runtime.buffers import Planes
 from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
@@ -88,22 +95,34 @@ class _LocalRunner(Runner):
     plan: ExecutionPlan
     kernel: Kernel
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Planes]:
         def inputs(rank: int) -> dict[Kind, Planes]:
             return forward_inputs(*self._shards(rank, q, k, v))
 
-        executors = self._run("forward", inputs)
+        executors = self._run("forward", inputs, iter(()))
         out, lse = self._gathered(executors, Kind.O, "q")
-        return out, lse
+        kept = [
+            plane
+            for executor, each in zip(executors, self.plan.ranks, strict=True)
+            for plane in kept_planes(executor, each.backward)
+        ]
+        return out, lse, tuple(kept)
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dout: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        kept: Planes,
     ) -> tuple[Tensor, Tensor, Tensor]:
         def inputs(rank: int) -> dict[Kind, Planes]:
             rows = (shard_for(self.plan, x, rank, "q") for x in (dout, lse, delta))
             return backward_inputs(*self._shards(rank, q, k, v), *rows)
 
-        executors = self._run("backward", inputs)
+        executors = self._run("backward", inputs, iter(kept))
         (dq,) = self._gathered(executors, Kind.DQ, "q")
         dk, dv = self._gathered(executors, Kind.DKV, "kv")
         return dq, dk, dv
@@ -116,7 +135,9 @@ class _LocalRunner(Runner):
             shard_for(plan, v, rank, "kv"),
         )
 
-    def _run(self, phase: Phase, inputs: Callable[[int], dict[Kind, Planes]]) -> list[Executor]:
+    def _run(
+        self, phase: Phase, inputs: Callable[[int], dict[Kind, Planes]], kept: Iterator[Tensor]
+    ) -> list[Executor]:
         mailboxes = Mailboxes()
         executors, transports, runs = [], [], []
         for each in self.plan.ranks:
@@ -128,6 +149,7 @@ class _LocalRunner(Runner):
                     self.plan.blocks,
                     each.program(phase),
                     home,
+                    kept=kept_arenas(each.program(phase), kept),
                     kernel=self.kernel,
                     transport=transport,
                     watch=watch,

@@ -1,0 +1,221 @@
+"""Inputs that forward has received, kept for backward, so that they are not sent again.
+
+A computation runs on the same device in both phases. So what forward brought a device of a kind
+of input is all that backward reads of it there, and where a kind is kept, backward sends none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from dcp.arrays import BoolArray, IntArray
+from dcp.blocks import BlockGraph, Kind
+from dcp.cluster import Cluster
+from dcp.instructions import (
+    ARRIVAL,
+    KEPT_ITEM,
+    KIND_OF,
+    SLOT,
+    Attention,
+    Buffer,
+    CommLaunch,
+    Copy,
+    Instruction,
+    Items,
+    Program,
+    Reduce,
+)
+from dcp.ordering import row_order
+from dcp.scheduling import Schedule, Transfers
+from dcp.slot_table import offsets_within
+
+_CHOICES = ((), (Kind.KV,), (Kind.Q,), (Kind.Q, Kind.KV))
+_KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
+# Fields of attention items that name slots of inputs, their kinds, and the fields of their blocks.
+_INPUTS = (("q", Kind.Q, "q_block"), ("kv", Kind.KV, "kv_block"))
+
+
+def choose_kept(
+    blocks: BlockGraph,
+    cluster: Cluster,
+    forward: Schedule,
+    backward: Schedule,
+    keep_bytes: int | None,
+) -> tuple[Kind, ...]:
+    """Choose the kinds of input to keep.
+
+    Args:
+        blocks: The batch in blocks.
+        cluster: Devices and links.
+        forward, backward: Both phases, in which everything is sent.
+        keep_bytes: Most bytes that a device may keep; None for any number.
+
+    Returns:
+        Of the kinds, alone or together, that fit on every device, those that save backward the
+        most bytes between nodes, and then the most bytes in all; the fewest of equals.
+    """
+
+    def most_kept(kinds: tuple[Kind, ...]) -> int:
+        moved = forward.transfers
+        chosen = np.isin(moved.kind, kinds)
+        kept = np.bincount(moved.dst[chosen], moved.bytes_of(blocks)[chosen])
+        return int(kept.max(initial=0))
+
+    def saved(kinds: tuple[Kind, ...]) -> tuple[int, int]:
+        moved = backward.transfers
+        size = moved.bytes_of(blocks) * np.isin(moved.kind, kinds)
+        crosses = cluster.device_node[moved.src] != cluster.device_node[moved.dst]
+        return int(size[crosses].sum()), int(size.sum())
+
+    if keep_bytes == 0:
+        return ()
+    fitting = [k for k in _CHOICES if keep_bytes is None or most_kept(k) <= keep_bytes]
+    return max(fitting, key=saved)
+
+
+def without(schedule: Schedule, kinds: tuple[Kind, ...]) -> Schedule:
+    """A schedule that does not send some kinds of input."""
+    if not kinds:
+        return schedule
+    moved = schedule.transfers
+    sent = ~np.isin(moved.kind, kinds)
+    names = ("kind", "block", "group", "src", "dst", "step")
+    columns = {name: getattr(moved, name)[sent] for name in names}
+    return replace(schedule, transfers=Transfers(**columns))
+
+
+def hand_over(
+    blocks: BlockGraph,
+    token_home: IntArray,
+    forward: list[Program],
+    backward: list[Program],
+    kinds: tuple[Kind, ...],
+) -> tuple[list[Program], list[Program]]:
+    """Let what forward receives of some kinds stay where it is until backward has read it.
+
+    Args:
+        blocks: The batch in blocks.
+        token_home: Home of every token block, [T].
+        forward: Programs of all ranks.
+        backward: Those of a schedule that does not send these kinds.
+        kinds: Kinds of input that are kept.
+
+    Returns:
+        Programs in which these kinds' arenas have one slot for each block, the same in both.
+    """
+    if not kinds:
+        return forward, backward
+    held, read = [], []
+    for rank, (giver, taker) in enumerate(zip(forward, backward, strict=True)):
+        kept, at_home = _Kept.of(blocks, giver, kinds), token_home == rank
+        held.append(_on_slots(giver, kept, at_home))
+        taken = _on_slots(taker, kept, at_home)
+        items = np.zeros(len(kept.slots), dtype=KEPT_ITEM)
+        items["slot"] = np.arange(len(taken.slots) - len(items), len(taken.slots))
+        items["block"], items["group"] = kept.block, kept.group
+        read.append(msgspec.structs.replace(taken, kept=items))
+    return held, read
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """What a rank keeps.
+
+    Attributes:
+        buffers: Arenas of the kinds that are kept.
+        slots: SLOT records, [n].
+        block, group: What each slot holds, [n].
+        key: A number for kind, block and group together, in an array of this shape, [n].
+    """
+
+    buffers: tuple[Buffer, ...]
+    slots: Items
+    block: IntArray
+    group: IntArray
+    key: IntArray
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, blocks: BlockGraph, program: Program, kinds: tuple[Kind, ...]) -> _Kept:
+        """One slot for everything that a forward program receives of these kinds.
+
+        What arrives together gets neighbouring slots in the order of its tokens.
+        """
+        buffers = tuple(ARRIVAL[kind] for kind in kinds)
+        launches = [one for one in program.instructions if isinstance(one, CommLaunch)]
+        rows = [(one.step, *row) for one in launches for row in one.receives.tolist()]
+        step, _, slot, block, group = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        buffer = program.slots["buffer"][slot]
+        order = row_order(buffer, step, group, block)
+        order = order[np.isin(buffer[order], buffers)]
+        buffer, block, group = buffer[order], block[order], group[order]
+        kind = _KIND_OF_BUFFER[buffer]
+        slots = np.zeros(len(order), dtype=SLOT)
+        slots["buffer"], slots["group"] = buffer, -1
+        heads = np.where(kind == Kind.Q, blocks.groups.q_count[group], 1)
+        slots["size"] = blocks.token_length[block] * heads
+        slots["offset"] = offsets_within(buffer, slots["size"])
+        shape = blocks.data_bytes.shape
+        key = np.ravel_multi_index((kind, block, group), shape)
+        return cls(buffers=buffers, slots=slots, block=block, group=group, key=key, shape=shape)
+
+    def number(self, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:
+        """Position of the slot of each data block."""
+        order = np.argsort(self.key)
+        wanted = np.ravel_multi_index((kind, block, group), self.shape)
+        found: IntArray = order[np.searchsorted(self.key[order], wanted)]
+        return found
+
+
+def _on_slots(program: Program, kept: _Kept, at_home: BoolArray) -> Program:
+    """A program with the slots of what is kept in place of its own for these kinds."""
+    buffer = program.slots["buffer"]
+    stays = ~np.isin(buffer, kept.buffers)
+    number, first = np.cumsum(stays) - 1, int(stays.sum())
+    rows = program.arena_rows.copy()
+    rows[list(kept.buffers)] = 0
+    np.add.at(rows, kept.slots["buffer"], kept.slots["size"])
+    kinds = _KIND_OF_BUFFER[list(kept.buffers)]
+
+    def moved(items: Items, field: str, kind: IntArray, block: str) -> IntArray:
+        elsewhere = np.isin(kind, kinds) & ~at_home[items[block]]
+        slot = items[field].astype(np.int64)
+        there = kind[elsewhere], items[block][elsewhere], items["group"][elsewhere]
+        slot[elsewhere] = first + kept.number(*there)
+        slot[~elsewhere] = number[slot[~elsewhere]]
+        return slot
+
+    def attention(items: Items) -> Items:
+        new = items.copy()
+        inputs = {name: (kind, block) for name, kind, block in _INPUTS}
+        for name in {"q", "kv", "dout", "out", "dq", "dkv"} & set(items.dtype.names or ()):
+            kind, block = inputs.get(name, (Kind.O, "q_block"))
+            new[name] = moved(items, name, np.full(len(items), kind), block)
+        return new
+
+    def others(items: Items, *fields: str) -> Items:
+        new = items.copy()
+        for field in fields:
+            new[field] = moved(items, field, _KIND_OF_BUFFER[buffer[items[field]]], "block")
+        return new
+
+    def on_slots(instruction: Instruction) -> Instruction:
+        match instruction:
+            case Attention(items=items):
+                return msgspec.structs.replace(instruction, items=attention(items))
+            case Reduce(items=items) | Copy(items=items):
+                return msgspec.structs.replace(instruction, items=others(items, "src", "dst"))
+            case CommLaunch(sends=sends, receives=receives):
+                sends, receives = others(sends, "slot"), others(receives, "slot")
+                return msgspec.structs.replace(instruction, sends=sends, receives=receives)
+        return instruction
+
+    return msgspec.structs.replace(
+        program,
+        instructions=[on_slots(one) for one in program.instructions],
+        slots=np.concatenate([program.slots[stays], kept.slots]),
+        arena_rows=rows,
+    )
