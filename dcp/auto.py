@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 
 from dcp.errors import SpecError
 from dcp.estimation import EventModel
@@ -52,8 +53,8 @@ def choose(
     candidates = [job.planned(name, scheduler, device_limit=limit) for name, limit in tried]
     left_out: list[str] = []
     if all_open:
-        for name in _static_requests(winner):
-            _add_static(job, name, candidates, left_out)
+        for least_s, name in _static_schemes(job, winner):
+            _add_static(job, name, least_s, candidates, left_out)
     keeping = [candidate for candidate in candidates if candidate.placement.feasible]
     best = min(keeping if limits_bind and keeping else candidates, key=_total_s)
     if len(candidates) + len(left_out) > 1:
@@ -61,25 +62,28 @@ def choose(
     return best
 
 
-def _static_requests(winner: Winner | None) -> Iterator[str]:
-    yield from BASELINES
-    if winner and winner.baseline and winner.baseline not in BASELINES:
-        yield winner.baseline
+def _static_schemes(job: PlanningJob, winner: Winner | None) -> list[tuple[float, str]]:
+    """Least time of every static scheme, and its request; the most promising first.
+
+    Times are known for the built-in cost model only, and where backward sends everything;
+    elsewhere they are 0.
+    """
+    names = list(BASELINES)
+    if winner and winner.baseline and winner.baseline not in names:
+        names.append(winner.baseline)
+    if job.keep_bytes != 0 or not isinstance(job.cost_model, EventModel):
+        return [(0.0, name) for name in names]
+    schemes = [(backend_of("baselines", name).least_seconds(job.request), name) for name in names]
+    return sorted(schemes, key=itemgetter(0))
 
 
 def _add_static(
-    job: PlanningJob, name: str, candidates: list[Candidate], left_out: list[str]
+    job: PlanningJob, name: str, least_s: float, candidates: list[Candidate], left_out: list[str]
 ) -> None:
-    """Add a static scheme, unless it cannot serve the request or cannot be faster.
-
-    That it cannot be faster is known for the built-in cost model only, whose links decide it, and
-    where backward sends everything.
-    """
-    if job.keep_bytes == 0 and isinstance(job.cost_model, EventModel):
-        least = backend_of("baselines", name).least_seconds(job.request)
-        if least >= min(candidate.total_s for candidate in candidates):
-            left_out.append(f"{name}: its messages alone take {least * 1e3:.3f} ms")
-            return
+    """Add a static scheme, unless it cannot serve the request or cannot be faster."""
+    if least_s >= min(candidate.total_s for candidate in candidates):
+        left_out.append(f"{name}: its messages and work alone take {least_s * 1e3:.3f} ms")
+        return
     try:
         candidates.append(job.static(name))
     except SpecError as error:
