@@ -28,6 +28,7 @@ import dcp
 from dcp import registry
 from dcp.cutting import cut
 from dcp.lowering import lower
+from dcp.needed_tokens import cut_to_need
 from dcp.placement import PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, SchedulingProblem
@@ -53,8 +54,9 @@ def plan_by_stages(
     with measured(spent, "place"):
         problem = PlacementProblem.of(blocks, cluster)
         placement = evaluate(problem, registry.create("partitioners", partitioner).place(problem))
+    with measured(spent, "cut"):
+        blocks, (home, device) = cut_to_need(blocks, placement.assignment)
     for phase in PHASES:
-        home, device = placement.token_home, placement.comp_device
         with measured(spent, "schedule"):
             schedule = registry.create("schedulers", "overlap").schedule(
                 SchedulingProblem(
