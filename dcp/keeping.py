@@ -125,12 +125,13 @@ class _Kept:
     """What a rank keeps.
 
     Attributes:
-        buffers: Arenas of the kinds that are kept.
+        kinds, buffers: Kinds that are kept, and their arenas.
         slots: SLOT records, [n].
         block, group: What each slot holds, [n].
         key: A number for kind, block and group together, in an array of this shape, [n].
     """
 
+    kinds: tuple[Kind, ...]
     buffers: tuple[Buffer, ...]
     slots: Items
     block: IntArray
@@ -160,7 +161,15 @@ class _Kept:
         slots["offset"] = offsets_within(buffer, slots["size"])
         shape = blocks.data_bytes.shape
         key = np.ravel_multi_index((kind, block, group), shape)
-        return cls(buffers=buffers, slots=slots, block=block, group=group, key=key, shape=shape)
+        return cls(
+            kinds=kinds,
+            buffers=buffers,
+            slots=slots,
+            block=block,
+            group=group,
+            key=key,
+            shape=shape,
+        )
 
     def number(self, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:
         """Position of the slot of each data block."""
@@ -172,50 +181,75 @@ class _Kept:
 
 def _on_slots(program: Program, kept: _Kept, at_home: BoolArray) -> Program:
     """A program with the slots of what is kept in place of its own for these kinds."""
-    buffer = program.slots["buffer"]
-    stays = ~np.isin(buffer, kept.buffers)
-    number, first = np.cumsum(stays) - 1, int(stays.sum())
+    stays = ~np.isin(program.slots["buffer"], kept.buffers)
+    places = _Places(
+        kept=kept,
+        at_home=at_home,
+        buffer=program.slots["buffer"],
+        number=np.cumsum(stays) - 1,
+        first=int(stays.sum()),
+    )
     rows = program.arena_rows.copy()
     rows[list(kept.buffers)] = 0
     np.add.at(rows, kept.slots["buffer"], kept.slots["size"])
-    kinds = _KIND_OF_BUFFER[list(kept.buffers)]
-
-    def moved(items: Items, field: str, kind: IntArray, block: str) -> IntArray:
-        elsewhere = np.isin(kind, kinds) & ~at_home[items[block]]
-        slot = items[field].astype(np.int64)
-        there = kind[elsewhere], items[block][elsewhere], items["group"][elsewhere]
-        slot[elsewhere] = first + kept.number(*there)
-        slot[~elsewhere] = number[slot[~elsewhere]]
-        return slot
-
-    def attention(items: Items) -> Items:
-        new = items.copy()
-        inputs = {name: (kind, block) for name, kind, block in _INPUTS}
-        for name in {"q", "kv", "dout", "out", "dq", "dkv"} & set(items.dtype.names or ()):
-            kind, block = inputs.get(name, (Kind.O, "q_block"))
-            new[name] = moved(items, name, np.full(len(items), kind), block)
-        return new
-
-    def others(items: Items, *fields: str) -> Items:
-        new = items.copy()
-        for field in fields:
-            new[field] = moved(items, field, _KIND_OF_BUFFER[buffer[items[field]]], "block")
-        return new
-
-    def on_slots(instruction: Instruction) -> Instruction:
-        match instruction:
-            case Attention(items=items):
-                return msgspec.structs.replace(instruction, items=attention(items))
-            case Reduce(items=items) | Copy(items=items):
-                return msgspec.structs.replace(instruction, items=others(items, "src", "dst"))
-            case CommLaunch(sends=sends, receives=receives):
-                sends, receives = others(sends, "slot"), others(receives, "slot")
-                return msgspec.structs.replace(instruction, sends=sends, receives=receives)
-        return instruction
-
     return msgspec.structs.replace(
         program,
-        instructions=[on_slots(one) for one in program.instructions],
+        instructions=[places.instruction(one) for one in program.instructions],
         slots=np.concatenate([program.slots[stays], kept.slots]),
         arena_rows=rows,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Places:
+    """Where a program's operands are once its slots are renumbered.
+
+    Attributes:
+        kept: What is kept, whose slots come last.
+        at_home: Whether the rank is home to a token block, [T].
+        buffer: Buffer of each slot before.
+        number: Its number after, where it stays.
+        first: Number of the first slot of what is kept.
+    """
+
+    kept: _Kept
+    at_home: BoolArray
+    buffer: IntArray
+    number: IntArray
+    first: int
+
+    def instruction(self, old: Instruction) -> Instruction:
+        """An instruction on the new slots."""
+        match old:
+            case Attention(items=items):
+                return msgspec.structs.replace(old, items=self._attention(items))
+            case Reduce(items=items) | Copy(items=items):
+                return msgspec.structs.replace(old, items=self._moving(items, "src", "dst"))
+            case CommLaunch(sends=sends, receives=receives):
+                sends, receives = self._moving(sends, "slot"), self._moving(receives, "slot")
+                return msgspec.structs.replace(old, sends=sends, receives=receives)
+        return old
+
+    def _attention(self, items: Items) -> Items:
+        new = items.copy()
+        for field in {"dout", "out", "dq", "dkv"} & set(items.dtype.names or ()):
+            new[field] = self.number[items[field]]
+        for field, kind, block in _INPUTS:
+            kinds = np.full(len(items), kind)
+            new[field] = self._slots(items[field], kinds, items[block], items["group"])
+        return new
+
+    def _moving(self, items: Items, *fields: str) -> Items:
+        new = items.copy()
+        for field in fields:
+            kinds = _KIND_OF_BUFFER[self.buffer[items[field]]]
+            new[field] = self._slots(items[field], kinds, items["block"], items["group"])
+        return new
+
+    def _slots(self, slot: IntArray, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:
+        """New slots of data blocks; where a block is kept, its old slot means nothing."""
+        is_kept = np.isin(kind, self.kept.kinds) & ~self.at_home[block]
+        new = np.empty(len(slot), dtype=np.int64)
+        new[is_kept] = self.first + self.kept.number(kind[is_kept], block[is_kept], group[is_kept])
+        new[~is_kept] = self.number[slot[~is_kept]]
+        return new
