@@ -99,7 +99,7 @@ def test_no_rank_keeps_more_than_allowed_and_what_fits_is_kept() -> None:
 def test_what_saves_bytes_between_nodes_is_kept_first() -> None:
     """USP sends queries inside nodes and keys around a ring of nodes."""
     fetching = planned({"baseline": "usp"}, 0).report()
-    for limit in range(0, planned({"baseline": "usp"}, None).report().kept_bytes, 500):
+    for limit in range(0, planned({"baseline": "usp"}, None).report().kept_bytes, 2000):
         plan = planned({"baseline": "usp"}, limit)
         saved = fetching.backward_inter_node_bytes - plan.report().backward_inter_node_bytes
         assert plan.report().kept_bytes <= limit
@@ -212,7 +212,7 @@ def test_what_is_kept_is_held_until_backward() -> None:
 def check_ranks(rank: int, world_size: int, folder: Path) -> None:
     """Memory is what is claimed, and gradients are those of one process."""
     cp = dcp.ContextParallel(timeout_s=30)
-    for how in STRATEGIES[:5]:
+    for how in STRATEGIES[::2]:
         plan = planned(how, None, cluster=dcp.Cluster(devices_per_node=world_size))
         *tensors, dout = random_inputs(SELF, SPEC)
         expected = run_both_ways(plan, (*tensors, dout))

@@ -269,6 +269,7 @@ def cases(draw: st.DrawFn, dtype: str = "float64") -> Case:
         options = {"partitioner": draw(partitioners()), "scheduler": draw(schedulers())}
     else:
         options = {"baseline": draw(baselines(spec, cluster))}
+    options["keep_bytes"] = draw(st.sampled_from([0, None, 500]))
     return Case(
         batch=draw(batches(block_size)),
         spec=spec,
