@@ -94,7 +94,7 @@ def main(
     """Print medians over batches, clusters and masks."""
     families = json.loads(batches.read_text())["families"]
     lengths = [one for family in families.values() for one in family[:most]]
-    console = Console(width=100)
+    console = Console(width=120)
     table = Table(title=f"CPU ms on one core, median over {len(lengths)} batches")
     columns = ("block", "cluster", "mask", *STAGES, *(("kahypar", "mtkahypar") if solvers else ()))
     for column in columns:

@@ -65,13 +65,12 @@ def choose(
 def _static_schemes(job: PlanningJob, winner: Winner | None) -> list[tuple[float, str]]:
     """Least time of every static scheme, and its request; the most promising first.
 
-    Times are known for the built-in cost model only, and where backward sends everything;
-    elsewhere they are 0.
+    Times are known for the built-in cost model only; elsewhere they are 0.
     """
     names = list(BASELINES)
     if winner and winner.baseline and winner.baseline not in names:
         names.append(winner.baseline)
-    if job.keep_bytes != 0 or not isinstance(job.cost_model, EventModel):
+    if not isinstance(job.cost_model, EventModel):
         return [(0.0, name) for name in names]
     schemes = [(backend_of("baselines", name).least_seconds(job.request), name) for name in names]
     return sorted(schemes, key=itemgetter(0))

@@ -79,11 +79,12 @@ def plan(
             "no limit"
         )
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
-    request = BaselineRequest(batch=batch, spec=heads, cluster=cluster, block_size=size)
+    request = BaselineRequest(
+        batch=batch, spec=heads, cluster=cluster, block_size=size, keep_bytes=keep_bytes
+    )
     job = PlanningJob(
         request=request,
         limits=asked,
-        keep_bytes=keep_bytes,
         seed=seed,
         budget=budget,
         cost_model=backend_of("cost_models", cost_model),

@@ -22,7 +22,7 @@ from dcp.lowering import lower
 from dcp.needed_tokens import cut_to_need
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
 from dcp.schedule_validation import validate_schedule
-from dcp.scheduling import PHASES, CostModel, Phase, Scheduler, SchedulingProblem
+from dcp.scheduling import PHASES, CostModel, Scheduler, SchedulingProblem
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +56,6 @@ class PlanningJob:
 
     request: BaselineRequest
     limits: Limits
-    keep_bytes: int | None
     seed: int
     budget: float
     cost_model: CostModel
@@ -66,7 +65,8 @@ class PlanningJob:
         backend: Baseline = backend_of("baselines", baseline)
         arrangement = backend.arrange(self.request)
         placement = evaluate(self._problem(arrangement.blocks), arrangement.assignment)
-        return self._candidate(Origin(baseline=_title(baseline)), arrangement, placement)
+        problems = self._to_schedule(arrangement.blocks, placement)
+        return self._candidate(Origin(baseline=_title(baseline)), arrangement, placement, problems)
 
     def planned(
         self,
@@ -92,9 +92,8 @@ class PlanningJob:
         if pieces is not blocks:
             blocks, placement = pieces, evaluate(self._problem(pieces), answer)
         backend: Scheduler = backend_of("schedulers", scheduler)
-        forward, backward = (
-            backend.schedule(self._to_schedule(blocks, placement, phase)) for phase in PHASES
-        )
+        problems = self._to_schedule(blocks, placement)
+        forward, backward = (backend.schedule(problem) for problem in problems)
         arrangement = Arrangement(
             blocks=blocks, assignment=answer, forward=forward, backward=backward
         )
@@ -103,7 +102,7 @@ class PlanningJob:
             scheduler=_title(scheduler),
             device_limit=device_limit,
         )
-        return self._candidate(origin, arrangement, placement)
+        return self._candidate(origin, arrangement, placement, problems)
 
     def lowered(self, best: Candidate) -> PlanContent:
         """What the digest covers: programs for every rank."""
@@ -153,20 +152,26 @@ class PlanningJob:
             blocks, self.request.cluster, limits=self.limits, seed=self.seed, budget=self.budget
         )
 
-    def _to_schedule(
-        self, blocks: BlockGraph, placement: Placement, phase: Phase
-    ) -> SchedulingProblem:
-        return SchedulingProblem(
-            blocks=blocks,
-            token_home=placement.token_home,
-            comp_device=placement.comp_device,
-            cluster=self.request.cluster,
-            phase=phase,
-            cost_model=self.cost_model,
-        )
+    def _to_schedule(self, blocks: BlockGraph, placement: Placement) -> list[SchedulingProblem]:
+        """Forward and backward."""
+        return [
+            SchedulingProblem(
+                blocks=blocks,
+                token_home=placement.token_home,
+                comp_device=placement.comp_device,
+                cluster=self.request.cluster,
+                phase=phase,
+                cost_model=self.cost_model,
+            )
+            for phase in PHASES
+        ]
 
     def _candidate(
-        self, origin: Origin, arrangement: Arrangement, placement: Placement
+        self,
+        origin: Origin,
+        arrangement: Arrangement,
+        placement: Placement,
+        problems: list[SchedulingProblem],
     ) -> Candidate:
         blocks, devices = arrangement.blocks, self.request.cluster.num_devices
         for schedule in (arrangement.forward, arrangement.backward):
@@ -174,11 +179,12 @@ class PlanningJob:
                 blocks, placement.token_home, placement.comp_device, devices, schedule
             )
         schedules = arrangement.forward, arrangement.backward
-        kept = choose_kept(blocks, self.request.cluster, *schedules, self.keep_bytes)
+        kept = choose_kept(blocks, self.request.cluster, *schedules, self.request.keep_bytes)
         arrangement = replace(arrangement, backward=without(arrangement.backward, kept))
+        schedules = arrangement.forward, arrangement.backward
         forward, backward = (
-            self._to_schedule(blocks, placement, schedule.phase).timeline(schedule).estimate()
-            for schedule in (arrangement.forward, arrangement.backward)
+            problem.timeline(schedule).estimate()
+            for problem, schedule in zip(problems, schedules, strict=True)
         )
         return Candidate(
             origin=origin,
