@@ -13,7 +13,7 @@ from dcp.backends.repair import repair
 from dcp.errors import SpecError
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem, evaluate
 
-_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 4.0
+_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
 
@@ -28,7 +28,7 @@ class LocalSearch(Partitioner):
     Args:
         inter_weight: What a byte between nodes costs, where one inside a node costs 1. More lets
             fewer bytes cross, for more bytes in all. None: 1.25 under a limit over all devices,
-            which saves the crossings that cost next to no other bytes; 4 without one, where
+            which saves the crossings that cost next to no other bytes; 3 without one, where
             nodes may be uneven for the sake of crossings.
 
     Raises:

@@ -14,15 +14,19 @@ from dcp.backends.search_state import State
 _STAGES = 48
 _COLDEST = 0.06
 _PRICE = 60.0
+_FEW_USERS = 6.0
 _LOTTERY = np.array([round(-math.log((i + 0.5) / 1024) * 2**20) / 2**20 for i in range(1024)])
 
 
-def shares(users: float) -> IntArray:
+def shares(users: float, *, by_runs: bool) -> IntArray:
     """Cumulated shares of the kinds of move out of 256: computation, line, home (with lines), [3].
 
     Args:
         users: Computations of a net on average; moves of long lines are tried less often.
+        by_runs: Whether neighbouring token blocks may move together, which is tried more often.
     """
+    if by_runs and users < _FEW_USERS:
+        return np.array([100, 128, 160])
     lines = round(28 * min(1.0, 12.0 / max(users, 1.0)))
     return np.array([226 - 2 * lines, 226 - lines, 256 - lines])
 
@@ -49,14 +53,11 @@ class Prices:
     @classmethod
     def of(cls, state: State) -> Prices:
         """Prices at which no limit is broken to save bytes."""
-        rules, keys = state.rules[0], state.nets["size"][len(state.nets) // 2 :]
-        unit = float(np.median(keys[keys > 0])) if keys.any() else 1.0
-        block = _PRICE * unit * float(rules["groups"] * (1 + rules["farther"] + rules["entry"]))
-        work = float(state.comps["work"].max(initial=1))
+        rules, work = state.rules[0], float(state.comps["work"].max(initial=1))
+        unit, links = float(rules["usual_bytes"]), 1 + float(rules["farther"] + rules["entry"])
+        block = _PRICE * unit * float(rules["groups"]) * links
         return cls(
-            unit=unit,
-            work=block / work,
-            token=block / max(float(np.median(state.tokens["tokens"])), 1.0),
+            unit=unit, work=block / work, token=block / max(float(rules["usual_tokens"]), 1.0)
         )
 
     def score(self, state: State) -> float:
@@ -84,13 +85,14 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
     """Anneal again and again from the best placement so far; the best one.
 
     Args:
-        state: Where to start; becomes the best one.
+        state: Where to start; changed.
         heats: Hottest temperature of every cycle, in units of `Prices.unit`.
         steps: Moves tried a cycle.
         seed: Any integer.
     """
     prices = Prices.of(state)
-    moves = shares(2 * len(state.comps) / max(len(state.nets), 1))
+    users = 2 * len(state.comps) / max(len(state.nets), 1)
+    moves = shares(users, by_runs=bool(state.rules["longest"][0] > 1))
     best, best_score = state.copy(), prices.score(state)
     for cycle, heat in enumerate(heats):
         anneal(
@@ -104,12 +106,12 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
             _seed_of(seed, cycle),
         )
         new = prices.score(state)
-        if new >= best_score:
-            state.assign(best)
-        elif cycle + 1 < len(heats):
+        if new < best_score:
             best.assign(state)
             best_score = new
-    return state
+        elif cycle + 1 < len(heats):
+            state.assign(best)
+    return best
 
 
 def score(state: State) -> float:

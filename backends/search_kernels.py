@@ -17,6 +17,9 @@ from dcp.backends.search_state import State
 U4, U8 = np.uint32, np.uint64
 _MULTIPLIER = U8(2685821657736338717)
 
+# Computations with the queries of neighbouring token blocks that move together, at most.
+_MOST_USERS = 32
+
 
 @inlined
 def scrambled(x: Any) -> Any:
@@ -275,58 +278,97 @@ def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> 
 
 
 @inner
-def try_homes(
-    s: State, r: Any, r2: Any, bar: Any, work_price: Any, token_price: Any, with_lines: Any
-) -> None:
-    """A token block to a device, mostly one that uses it and in exchange for one from there.
+def span(s: State, token: Any, longest: Any, most_tokens: Any) -> Any:
+    """Neighbours from a token block on that share its home: how many, and their tokens.
 
-    If that does not pass by itself, what the old homes compute with the blocks' queries
-    (sometimes their keys too) may go with them.
+    Args:
+        s: State before the move.
+        token: The first of them.
+        longest: How many at most.
+        most_tokens: No further block is added to so many tokens.
     """
+    groups, home, run = s.rules[0].groups, s.tokens[token].home, s.tokens[token].run
+    blocks, held = np.int64(1), s.tokens[token].tokens
+    users = s.nets[token * groups].users
+    for other in range(token + 1, min(token + longest, s.tokens.shape[0])):
+        users += s.nets[other * groups].users
+        apart = s.tokens[other].home != home or s.tokens[other].run != run
+        if apart or held >= most_tokens or users > _MOST_USERS:
+            break
+        held += s.tokens[other].tokens
+        blocks += 1
+    return blocks, held
+
+
+@inner
+def set_homes(s: State, token: Any, blocks: Any, b: Any) -> None:
+    """Give neighbouring token blocks to device b."""
+    for each in range(token, token + blocks):
+        set_home(s, U4(each), b)
+
+
+@inlined
+def other_home(s: State, token: Any, r2: Any) -> Any:
+    """Another device for a token block, mostly one that uses it."""
     groups = s.rules[0].groups
-    token = pick(r >> U8(32), U8(s.tokens.shape[0]))
     net = U4(token * groups + pick((r2 >> U8(8)) & U8(0xFFFFFFFF), U8(groups)))
     if r2 & U8(1):
         net += U4(s.tokens.shape[0] * groups)
-    a = s.tokens[token].home
-    b = pick(r2 >> U8(32), U8(s.devices.shape[0]))
     if s.nets[net].users > 0 and (r2 >> U8(16)) & U8(7) > U8(0):
-        b = random_user(s, net, r2 >> U8(32))
+        return random_user(s, net, r2 >> U8(32))
+    return pick(r2 >> U8(32), U8(s.devices.shape[0]))
+
+
+@inner
+def try_homes(
+    s: State, r: Any, r2: Any, bar: Any, work_price: Any, token_price: Any, with_lines: Any
+) -> None:
+    """A token block to another device, mostly in exchange for one from there.
+
+    If that does not pass by itself, what the old homes compute with the blocks' queries
+    (sometimes their keys too) may go with them. Then neighbours may go together, too.
+    """
+    token = pick(r >> U8(32), U8(s.tokens.shape[0]))
+    a, b = s.tokens[token].home, other_home(s, token, r2)
     if a == b:
         return
-    exchange = (r2 >> U8(1)) & U8(7) > U8(0) and s.devices[b].blocks > 0
-    moving, other = s.tokens[token].tokens, token
-    if exchange:
+    longest = np.int64(1)
+    if with_lines:
+        longest = min(np.int64(1) << np.int64((r2 >> U8(19)) & U8(3)), s.rules[0].longest)
+    blocks, moving = span(s, token, longest, s.devices[a].tokens)
+    other, other_blocks = token, np.int64(0)
+    if (r2 >> U8(1)) & U8(7) > U8(0) and s.devices[b].blocks > 0:
         other = s.devices[b].a_token
         for _ in range((r2 >> U8(4)) & U8(7)):
             other = s.tokens[other].next
         s.devices[b].a_token = other
-        moving -= s.tokens[other].tokens
+        other_blocks, back = span(s, other, 2 * longest - 1, moving)
+        moving -= back
     held_a, held_b = s.devices[a].tokens, s.devices[b].tokens
     over = token_excess(s, held_a - moving) + token_excess(s, held_b + moving)
     over -= token_excess(s, held_a) + token_excess(s, held_b)
     change = token_price * over
     if change > bar:
         return
-    change += home_change(s, token, a, b)
-    if exchange:
-        change += home_change(s, other, b, a)
+    for each in range(token, token + blocks):
+        change += home_change(s, U4(each), a, b)
+    for each in range(other, other + other_blocks):
+        change += home_change(s, U4(each), b, a)
     passes = change <= bar
     if not (passes or with_lines):
         return
-    set_home(s, token, b)
-    if exchange:
-        set_home(s, other, a)
+    set_homes(s, token, blocks, b)
+    set_homes(s, other, other_blocks, a)
     if passes:
         return
-    moved = moved_first = np.int64(0)
-    for each in range(2 if exchange else 1):
-        block, source, target = (token, a, b) if each == 0 else (other, b, a)
-        sides = 2 if (r2 >> U8(12 + 2 * each)) & U8(3) == U8(0) else 1
-        added, moved = move_lines(s, block, sides, source, target, moved)
+    sides, moved = _sides(r2 >> U8(12)), np.int64(0)
+    for each in range(token, token + blocks):
+        added, moved = move_lines(s, each, sides, a, b, moved)
         change += added
-        if each == 0:
-            moved_first = moved
+    sides, moved_first = _sides(r2 >> U8(14)), moved
+    for each in range(other, other + other_blocks):
+        added, moved = move_lines(s, each, sides, b, a, moved)
+        change += added
     change -= work_price * known_excess(s, a, b)
     change += work_price * excess_after(s, a, b, np.int64(0))
     if change <= bar:
@@ -334,9 +376,14 @@ def try_homes(
         return
     for index in range(moved - 1, -1, -1):
         place(s, s.journal[index], a if index < moved_first else b)
-    set_home(s, token, a)
-    if exchange:
-        set_home(s, other, b)
+    set_homes(s, token, blocks, a)
+    set_homes(s, other, other_blocks, b)
+
+
+@inlined
+def _sides(bits: Any) -> Any:
+    """Queries alone, 1, or sometimes keys too, 2."""
+    return 2 if bits & U8(3) == U8(0) else 1
 
 
 @compiled

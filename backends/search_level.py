@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Level:
     """Computations and nets to place, in the search's arrays.
 
     Attributes:
+        length: Token blocks of a run merged at most.
         groups: Head groups kept apart.
         group_of: Head group of this level for each of the problem's, [problem's groups].
         token_of: Token block of this level for each of the problem's, [problem's T].
@@ -31,6 +33,7 @@ class Level:
         comps, nets, pins, tokens: See `State`; devices and homes are unset.
     """
 
+    length: int
     groups: int
     group_of: IntArray
     token_of: IntArray
@@ -41,14 +44,16 @@ class Level:
     tokens: Records
 
     @classmethod
-    def of(cls, problem: PlacementProblem, token_of: IntArray, group_of: IntArray) -> Level:
-        """Merge token blocks and head groups that have the same number.
+    def of(cls, problem: PlacementProblem, runs: Runs, length: int, group_of: IntArray) -> Level:
+        """Merge neighbouring token blocks, and head groups that have the same number.
 
         Args:
             problem: What to place.
-            token_of: Number of every token block, [T], 0 … without gaps.
-            group_of: Number of every head group, [groups], the same.
+            runs: Its runs.
+            length: Token blocks of a run to merge at most.
+            group_of: Number of every head group, [groups], 0 … without gaps.
         """
+        token_of = runs.merged(length)
         count, groups = int(token_of.max(initial=-1)) + 1, int(group_of.max(initial=-1)) + 1
         row = token_of[problem.comp_q] * groups + group_of[problem.comp_group]
         column = token_of[problem.comp_kv] * groups + group_of[problem.comp_group]
@@ -58,11 +63,13 @@ class Level:
         np.add.at(comps["work"], comp_of, problem.comp_flops)
         tokens = np.zeros(count, TOKEN)
         np.add.at(tokens["tokens"], token_of, problem.token_tokens)
+        tokens["run"][token_of] = runs.number()
         nets = np.zeros(2 * count * groups, NET)
         nets["token"] = np.tile(np.repeat(np.arange(count), groups), 2)
         nets["size"] = _net_bytes(problem, token_of, group_of, count, groups)
         pins = _pins(comps, nets)
         return cls(
+            length=length,
             groups=groups,
             group_of=group_of,
             token_of=token_of,
@@ -72,6 +79,17 @@ class Level:
             pins=pins,
             tokens=tokens,
         )
+
+    @cached_property
+    def usual_bytes(self) -> float:
+        """Bytes of a usual net of keys, or 1 where there is none."""
+        keys = self.nets["size"][len(self.nets) // 2 :]
+        return float(np.median(keys[keys > 0])) if keys.any() else 1.0
+
+    @cached_property
+    def usual_tokens(self) -> float:
+        """Tokens of a usual token block."""
+        return float(np.median(self.tokens["tokens"]))
 
     def lowered(self, answer: Assignment) -> Assignment:
         """The problem's answer on this level: each merged block where its first part is."""
@@ -148,6 +166,10 @@ class Runs:
     def merged(self, length: int) -> IntArray:
         """Number token blocks so that up to so many neighbours of a run share one, [T]."""
         return np.asarray(np.cumsum(self.position % length == 0) - 1)
+
+    def number(self) -> IntArray:
+        """Number of every token block's run, [T]."""
+        return np.asarray(np.cumsum(self.position == 0) - 1)
 
     def count(self, length: int) -> int:
         """Token blocks after merging."""

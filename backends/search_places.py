@@ -25,6 +25,10 @@ _LEAST_EXCESS = 0.2
 """Parts of a block that any excess counts at least, or the search would leave small ones."""
 
 
+_LONGEST = 8
+"""Neighbouring token blocks that move together, between places that are whole nodes."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
     """Devices in nodes, and what they may hold.
@@ -66,7 +70,6 @@ class Places:
         """Every node as one device that holds as much as its devices together."""
         per_node = problem.cluster.devices_per_node
         limit = min(problem.node_compute_limit, per_node * problem.overall_compute_limit)
-        tight = tightest_load(problem.token_tokens, problem.cluster.nodes)
         return cls(
             nodes=problem.cluster.nodes,
             per_node=1,
@@ -75,7 +78,7 @@ class Places:
             device_limit=limit,
             inside_factor=1.0,
             node_limit=limit,
-            token_limit=min(tight, per_node * problem.token_limit),
+            token_limit=per_node * problem.token_limit,
         )
 
     def __len__(self) -> int:
@@ -159,20 +162,26 @@ class Places:
             journal=np.zeros(2 * len(comps), dtype=np.uint32),
         )
 
+    def token_limit_on(self, level: Level) -> int:
+        """Tokens of a device, or more where merged blocks are too large to pack into that."""
+        tokens = level.tokens["tokens"].astype(np.int64)
+        if int(tokens.max(initial=0)) * len(self) <= int(tokens.sum()) // 2:
+            return self.token_limit
+        return max(self.token_limit, tightest_load(tokens, len(self)))
+
     def _rules(self, level: Level) -> Records:
-        tokens, work = level.tokens["tokens"].astype(np.int64), level.comps["work"]
-        limit = self.token_limit
-        if int(tokens.max(initial=0)) * len(self) > int(tokens.sum()) // 2:
-            limit = max(limit, tightest_load(tokens, len(self)))
         rules = np.zeros(1, RULES)
         rules["farther"] = self.farther
         rules["entry"] = self.entry
         rules["device_limit"] = self.device_limit
         rules["inside_factor"] = self.inside_factor
         rules["node_limit"] = self.node_limit
-        rules["least_work_excess"] = _LEAST_EXCESS * float(work.max(initial=0))
-        rules["token_limit"] = limit
-        rules["least_token_excess"] = int(_LEAST_EXCESS * float(np.median(tokens)))
+        rules["least_work_excess"] = _LEAST_EXCESS * float(level.comps["work"].max(initial=0))
+        rules["token_limit"] = self.token_limit_on(level)
+        rules["least_token_excess"] = int(_LEAST_EXCESS * level.usual_tokens)
+        rules["usual_tokens"] = level.usual_tokens
+        rules["usual_bytes"] = level.usual_bytes
+        rules["longest"] = _LONGEST if self.per_node == 1 else 1
         rules["per_node"] = self.per_node
         rules["groups"] = level.groups
         return rules

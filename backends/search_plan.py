@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dcp.backends.search_anneal import improved, score
@@ -10,22 +12,36 @@ from dcp.backends.search_places import Places
 from dcp.backends.search_regroup import regrouped
 from dcp.backends.search_seeds import bisected, dealt
 from dcp.backends.search_state import State
+from dcp.packing import tightest_load
 from dcp.placement import Assignment, PlacementProblem
 
-_FEWEST_BLOCKS, _FEWEST_EACH = 32, 2
-"""Token blocks of the coarsest level: in all, and for each device; fewer cannot be balanced.
+_FEWEST_BLOCKS, _FEWEST_SPARSE, _FEWEST_EACH = 32, 64, 2
+"""Token blocks of the coarsest level: in all, in all under sparse masks, and for each device.
 
-Nodes, which hold the more, are searched from the second on: whole sequences move first.
+Fewer cannot be balanced, nor packed where sequences are short. Nodes, which hold the more, are
+searched from two for each on: whole sequences move first.
 """
 
 _MOST_GROUPS = 8
 """Head groups placed apart; of more groups some stay together, as time grows with them."""
 
-_NODE_STEPS, _SHORT_STEPS, _STEPS = 30_000, 40_000, 60_000
+_NODE_STEPS, _SHORT_STEPS, _STEPS = 60_000, 50_000, 80_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
+
+_STEPS_A_BLOCK = 500
+"""Moves of nodes for each token block, where that is fewer."""
+
+_SLACKS = 1.0, 0.3
+"""How much of what its devices may hold beyond the tightest packing a node may use, in turn.
+
+With more, sequences stay whole more often; with less, the blocks pack into the devices.
+"""
 
 _USUAL_COMPUTATIONS, _GROWTH = 4000, 0.6
 """More computations than this take more moves, but not in proportion."""
+
+_EFFORT_FOR_MORE = 2.0
+"""From this effort on, nodes first is not the only start."""
 
 _CYCLES = 2
 """Cycles of annealing at a time; temperatures of the cycles in turn follow."""
@@ -48,7 +64,6 @@ class Search:
         self._problem = problem
         self._runs = Runs.of(problem)
         self._places = Places.devices_of(problem, inter_weight)
-        self._nodes = Places.nodes_of(problem)
         # Nodes matter where there are several of several devices, and links that cost more.
         self._by_nodes = min(self._places.nodes, self._places.per_node, inter_weight) > 1
         self._effort = problem.budget**0.5
@@ -56,64 +71,62 @@ class Search:
 
     def run(self) -> Assignment:
         """The best answer found."""
-        lengths = self._lengths(max(_FEWEST_EACH * len(self._places), _FEWEST_BLOCKS))
-        coarse, level = self._level(lengths[0]), self._level(lengths[min(1, len(lengths) - 1)])
-        starts = (
-            self._node_starts(lengths[0], coarse, level)
-            if self._by_nodes
-            else [self._flat_start(coarse, level)]
-        )
+        lengths = self._device_lengths()
+        level = self._level(lengths[0])
+        starts = [self._cut_nodes(level) if self._by_nodes else self._cut(level)]
+        if self._by_nodes and self._effort >= _EFFORT_FOR_MORE:
+            starts.append(self._cut(level))
         if _is_sparse(level):
             starts.append(self._places.state(level, *dealt(level, self._places)))
         best = min((self._annealed(start, _SHORT_STEPS) for start in starts), key=score)
         best = self._annealed(self._regrouped(level, best), _STEPS)
-        for length in lengths[2:]:
+        for length in lengths[1:]:
             finer = self._level(length)
-            best = self._annealed(_passed_on(level, best, finer, self._places), _STEPS)
+            best = self._annealed(_passed_on(level, best, finer, self._places), _SHORT_STEPS)
             level = finer
         return _answer(level, best)
 
-    def _flat_start(self, coarse: Level, level: Level) -> State:
-        """Devices cut apart and annealed on the coarse level."""
-        start = self._places.state(coarse, bisected(coarse, self._places))
-        return _passed_on(coarse, self._annealed(start, _STEPS), level, self._places)
+    def _cut(self, level: Level) -> State:
+        """Devices cut apart at once."""
+        return self._places.state(level, bisected(level, self._places))
 
-    def _node_starts(self, length: int, coarse: Level, level: Level) -> list[State]:
-        """Nodes searched first, then cut into devices: on the coarse level, and on the next.
-
-        Args:
-            length: Blocks merged on the coarse level.
-            coarse: Where devices of the first start are annealed before they are passed on.
-            level: Level of the starts.
-        """
-        answer = None
-        for each in self._lengths(_FEWEST_EACH * len(self._nodes)):
-            if each >= length:
-                answer = self._nodes_annealed(self._level(each), answer)
-        if answer is None:
-            answer = self._nodes_annealed(coarse, None)
-        first = self._annealed(self._cut_nodes(coarse, answer), _SHORT_STEPS)
-        answer = self._nodes_annealed(level, answer)
-        return [
-            _passed_on(coarse, first, level, self._places),
-            self._cut_nodes(level, answer),
-        ]
-
-    def _nodes_annealed(self, level: Level, answer: Assignment | None) -> Assignment:
-        """An answer in nodes; head groups stay together, as parting them in a node costs little."""
-        tied = Level.of(self._problem, level.token_of, np.zeros_like(level.group_of))
-        if answer is None:
-            state = self._nodes.state(tied, bisected(tied, self._nodes))
-        else:
-            home, node = tied.lowered(answer)
-            state = self._nodes.state(tied, node, home)
-        return _answer(tied, self._annealed(state, _NODE_STEPS))
-
-    def _cut_nodes(self, level: Level, answer: Assignment) -> State:
-        """What each node computes, cut into its devices; homes stay in their nodes."""
-        home, node = level.lowered(answer)
+    def _cut_nodes(self, level: Level) -> State:
+        """Nodes searched first, then what each computes cut into its devices."""
+        home, node = level.lowered(self._in_nodes(level))
         device = bisected(level, self._places, node, home[level.nets["token"]])
         return self._places.state(level, device, node=home)
+
+    def _in_nodes(self, level: Level) -> Assignment:
+        """An answer in nodes that fits into their devices, from whole sequences to this level."""
+        nodes = Places.nodes_of(self._problem)
+        tight = tightest_load(self._problem.token_tokens, len(nodes))
+        answer = None
+        for length in self._lengths(_FEWEST_EACH * len(nodes)):
+            if length > level.length:
+                answer = self._nodes_annealed(length, answer, nodes)
+        for slack in _SLACKS:
+            limit = tight + round(slack * (nodes.token_limit - tight))
+            answer = self._nodes_annealed(level.length, answer, replace(nodes, token_limit=limit))
+            if self._fits(level, answer):
+                return answer
+        return self._nodes_annealed(level.length, answer, replace(nodes, token_limit=tight))
+
+    def _fits(self, level: Level, answer: Assignment) -> bool:
+        """Whether the token blocks of every node pack into its devices."""
+        home, limit = level.lowered(answer).token_home, self._places.token_limit_on(level)
+        held = [level.tokens["tokens"][home == node] for node in range(self._places.nodes)]
+        return all(tightest_load(one, self._places.per_node) <= limit for one in held)
+
+    def _nodes_annealed(self, length: int, answer: Assignment | None, nodes: Places) -> Assignment:
+        """An answer in nodes; head groups stay together, as parting them in a node costs little."""
+        tied = self._level(length, apart=1)
+        if answer is None:
+            state = nodes.state(tied, bisected(tied, nodes))
+        else:
+            home, node = tied.lowered(answer)
+            state = nodes.state(tied, node, home)
+        steps = min(_NODE_STEPS, _STEPS_A_BLOCK * len(tied.tokens))
+        return _answer(tied, self._annealed(state, steps))
 
     def _regrouped(self, level: Level, state: State) -> State:
         if not self._by_nodes:
@@ -134,6 +147,14 @@ class Search:
             self._seed,
         )
 
+    def _device_lengths(self) -> list[int]:
+        """Numbers of blocks merged where devices are searched."""
+        fewest = max(_FEWEST_BLOCKS, _FEWEST_EACH * len(self._places))
+        lengths = self._lengths(fewest)
+        if _is_sparse(self._level(lengths[0])):
+            return self._lengths(max(_FEWEST_SPARSE, fewest))
+        return lengths
+
     def _lengths(self, fewest: int) -> list[int]:
         """Numbers of blocks merged at the levels, falling to 1."""
         lengths = [1]
@@ -141,11 +162,10 @@ class Search:
             lengths.append(2 * lengths[-1])
         return lengths[::-1]
 
-    def _level(self, length: int) -> Level:
+    def _level(self, length: int, apart: int = _MOST_GROUPS) -> Level:
         groups = self._problem.data_bytes.shape[2]
-        apart = max(one for one in range(1, _MOST_GROUPS + 1) if groups % one == 0)
-        group_of = np.arange(groups) * apart // groups
-        return Level.of(self._problem, self._runs.merged(length), group_of)
+        apart = max(one for one in range(1, apart + 1) if groups % one == 0)
+        return Level.of(self._problem, self._runs, length, np.arange(groups) * apart // groups)
 
 
 def _is_sparse(one: Level | State) -> bool:

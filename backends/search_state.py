@@ -24,16 +24,18 @@ COMPUTATION = np.dtype(
 NET = np.dtype(
     [("size", "f8"), ("first", "u4"), ("users", "u4"), ("token", "u4"), ("unused", "u4")]
 )
-# The token blocks of a device form a ring through `next` and `previous`.
+# The token blocks of a device form a ring through `next` and `previous`. Those of a `run` are
+# neighbours in a sequence.
 TOKEN = np.dtype(
-    [("tokens", "i8"), ("home", "u4"), ("next", "u4"), ("previous", "u4"), ("unused", "u4")]
+    [("tokens", "i8"), ("home", "u4"), ("next", "u4"), ("previous", "u4"), ("run", "u4")]
 )
 DEVICE = np.dtype(
     [("work", "i8"), ("tokens", "i8"), ("node", "u4"), ("a_token", "u4"), ("blocks", "i8")]
 )
 NODE = np.dtype([("work", "i8"), ("excess", "f8")])
 # A byte weighs 1 for each device that needs it away from its home, `farther` more if that is in
-# another node, and `entry` more for each such node.
+# another node, and `entry` more for each such node. Up to `longest` neighbouring token blocks move
+# together. `usual` are medians, of the nets of keys and of the token blocks.
 RULES = np.dtype(
     [
         ("farther", "f8"),
@@ -46,6 +48,9 @@ RULES = np.dtype(
         ("least_token_excess", "i8"),
         ("per_node", "i8"),
         ("groups", "i8"),
+        ("longest", "i8"),
+        ("usual_bytes", "f8"),
+        ("usual_tokens", "f8"),
     ]
 )
 

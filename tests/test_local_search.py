@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from partitioner_problems import (
 from dcp import masks
 from dcp.arrays import IntArray
 from dcp.backends import search_compile
+from dcp.backends.kahypar import KaHyPar
 from dcp.backends.local_search import LocalSearch
 from dcp.backends.search_anneal import improved, score, weighted_bytes
 from dcp.backends.search_level import Level, Runs
@@ -42,7 +44,7 @@ TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
 def level_of(problem: PlacementProblem, length: int = 1, *, tied: bool = False) -> Level:
     groups = problem.data_bytes.shape[2]
     group_of = np.zeros(groups, dtype=np.int64) if tied else np.arange(groups)
-    return Level.of(problem, Runs.of(problem).merged(length), group_of)
+    return Level.of(problem, Runs.of(problem), length, group_of)
 
 
 def random_state(level: Level, places: Places, draw: np.random.Generator) -> State:
@@ -84,14 +86,15 @@ def test_bytes_of_a_state_follow_the_definition(seed: int, weight: float) -> Non
     seed=st.integers(0, 10**6),
     weight=st.sampled_from([1.0, 8.0]),
     heat=st.sampled_from([0.1, 10.0]),
-    tied=st.booleans(),
+    in_nodes=st.booleans(),
 )
 def test_books_stay_exact_under_all_moves(
-    seed: int, weight: float, heat: float, tied: bool
+    seed: int, weight: float, heat: float, in_nodes: bool
 ) -> None:
     """Whatever the moves kept up to date equals what is counted afresh."""
     problem = random_problem(seed)
-    level, places = level_of(problem, tied=tied), Places.devices_of(problem, weight)
+    level = level_of(problem, tied=in_nodes)
+    places = Places.nodes_of(problem) if in_nodes else Places.devices_of(problem, weight)
     state = random_state(level, places, np.random.default_rng(seed))
     found = improved(state, [heat, heat], 2000, seed)
     fresh = places.state(level, found.comps["device"], found.tokens["home"].astype(np.int64))
@@ -251,6 +254,25 @@ def test_volumes_are_below_what_was_known(name: str, mask: str) -> None:
     for cluster, limit in zip((EIGHT_BY_TWO, FOUR_BY_EIGHT), REACHED[name, mask], strict=True):
         problem = workload(name, MASKS[mask], cluster, limits=TIGHT)
         assert volume_of(LocalSearch().place(problem), problem)[0] <= limit
+
+
+@pytest.mark.skipif(find_spec("kahypar") is None, reason="kahypar is not installed")
+@pytest.mark.parametrize(
+    ("name", "mask", "cluster"),
+    [
+        ("ldc_like_x1", "causal", FOUR_BY_EIGHT),
+        ("longalign_like", "causal", EIGHT_BY_TWO),
+        ("longalign_like", "lambda", EIGHT_BY_TWO),
+    ],
+)
+def test_no_more_is_sent_than_by_kahypar(name: str, mask: str, cluster: Cluster) -> None:
+    """Neither in all nor between nodes, under the default limits."""
+    problem = workload(name, MASKS[mask], cluster)
+    theirs = evaluate(problem, KaHyPar().place(problem))
+    ours = evaluate(problem, LocalSearch().place(problem))
+    assert ours.feasible
+    assert ours.volume_bytes <= theirs.volume_bytes
+    assert ours.inter_node_bytes <= theirs.inter_node_bytes
 
 
 @pytest.mark.parametrize("name", ["ldc_like_x1", "single_long"])

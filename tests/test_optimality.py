@@ -91,7 +91,7 @@ def test_the_optimum_lies_between_the_lower_bound_and_every_partitioner(
 
 
 @needs_solver
-@pytest.mark.parametrize(("name", "mean_gap"), [("greedy", 1.25), ("local_search", 1.1)])
+@pytest.mark.parametrize(("name", "mean_gap"), [("greedy", 1.25), ("local_search", 1.03)])
 def test_a_partitioner_is_near_the_optimum_on_average(name: str, mean_gap: float) -> None:
     """Volume ÷ optimum; where nothing has to be sent, nothing is."""
     backend, ratios = registry.create("partitioners", name), []
