@@ -132,7 +132,8 @@ def _columns(allowed: IntArray) -> list[tuple[int, int]]:
             continue
         if end - begin <= few:
             some[begin:end] = True
-        elif count[begin] and right:  # so that triangles are squares' halves, of one size
+        elif count[begin] and right and count[end] == q1 - q0 - 1:
+            # On a slope: with one key more, what is beside it is a square's half.
             some[end - 1] = True
     kind = np.where(some, 1, np.where(count > 0, 2, 0))
     edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), k1 - k0]

@@ -209,6 +209,13 @@ class TestPieces:
             (1, 1024, 1024, True),
         ]
 
+    def test_follow_the_steps_of_a_mask(self) -> None:
+        """Keys that half of the queries see stay together, beside those that all see."""
+        mask = BlockMask(((0, 1024, 0, 512, -1023, 511), (0, 512, 512, 1024, 1, 1023)))
+        tuning = Tuning(heads=4, half=False, causal=False, strip=96, most_rows=0)
+        found = pieces(mask, 1024, 1024, tuning)
+        assert [(piece.rows, piece.keys) for piece in found] == [(1024, 512), (512, 512)]
+
     def test_leave_causal_squares_whole_where_they_cost_no_more(self) -> None:
         tuning = Tuning(heads=1, half=False, causal=True, strip=128, most_rows=0)
         found = pieces(BlockMask(((0, 2048, 0, 4096, -2047, 2048),)), 2048, 4096, tuning)
