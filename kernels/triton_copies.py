@@ -154,20 +154,19 @@ _End = tuple[Plane, IntArray]
 
 def _ends(places: Places, step: StepMessages) -> Iterator[tuple[_End, _End, bool, IntArray]]:
     """Planes of the contents: where in slots, where in messages, whether wide, and shapes."""
-    contents = np.array([one[:3] for one in step.contents], dtype=np.int64).reshape(-1, 3)
-    buffers = places.buffers_of(contents[:, 0])
+    buffers = places.buffers_of(step.items["slot"])
     for number in np.unique(buffers):
-        buffer, mine = Buffer(number), np.flatnonzero(buffers == number)
-        slots, blocks, groups = contents[mine].T
+        buffer, mine = Buffer(number), buffers == number
+        slots, blocks, groups = (step.items[mine][name] for name in ("slot", "block", "group"))
         for plane in range(places.num_planes(buffer)):
-            held, wire = places.plane(buffer, plane), step.contents[mine[0]].dtypes[plane]
+            held, wire = places.plane(buffer, plane), places.wire_dtype(buffer, plane)
             # A message may begin where no element could, but never within a word.
             words = wire.itemsize // _BITS.itemsize if held.dtype == wire else 1
             dtypes = (_BITS, _BITS) if held.dtype == wire else (held.dtype, wire)
-            begins = np.array([step.contents[one].begins[plane] for one in mine])
             shape = places.shapes(buffer, plane, blocks, groups) * np.array([1, 1, words])
             _, heads, columns = shape.T
-            in_messages = [begins // dtypes[1].itemsize, heads * columns, columns]
+            first = step.begins[mine, plane] // dtypes[1].itemsize
+            in_messages = [first, heads * columns, columns]
             yield (
                 (held._replace(dtype=dtypes[0]), places.views(slots, groups, plane)[:, 1:] * words),
                 (Plane(None, 0, dtypes[1]), np.stack(in_messages, axis=1)),

@@ -89,6 +89,10 @@ class Places:
         """A plane as it is."""
         return Plane(buffer, plane, self._buffers.planes(buffer)[plane].dtype)
 
+    def wire_dtype(self, buffer: Buffer, plane: int) -> torch.dtype:
+        """Dtype of a plane in messages."""
+        return self._buffers.dtypes.wire(KIND_OF[buffer])[plane]
+
     def pair(self, kind: Kind, plane: int) -> tuple[Plane, Plane]:
         """Home tensor and arena of an input; the home tensor twice where nothing arrives."""
         home = self.plane(HOME_INPUT[kind], plane)

@@ -95,15 +95,16 @@ class BlockByBlock(ProgramKernel):
 
     def pack(self, launch: CommLaunch, data: Tensor) -> None:
         """See `ProgramKernel.pack`."""
-        for slot, block, group, begins, dtypes in self._messages.of_items(launch.sends).contents:
+        for slot, block, group, begins in self._messages.of_items(launch.sends).contents:
             planes = self._buffers.view(slot, block, group)
-            for plane, begin, dtype in zip(planes, begins, dtypes, strict=True):
+            dtypes = self._buffers.dtypes.wire(self._buffers.kind(slot))
+            for plane, dtype, begin in zip(planes, dtypes, begins, strict=False):
                 messages.write(plane, data, begin, dtype)
 
     def unpack(self, launch: CommLaunch, data: Tensor) -> None:
         """See `ProgramKernel.unpack`."""
-        for slot, block, group, begins, _ in self._messages.of_items(launch.receives).contents:
-            for plane, begin in zip(self._buffers.view(slot, block, group), begins, strict=True):
+        for slot, block, group, begins in self._messages.of_items(launch.receives).contents:
+            for plane, begin in zip(self._buffers.view(slot, block, group), begins, strict=False):
                 messages.read(plane, data, begin)
 
 

@@ -6,18 +6,25 @@ once. Each begins at a multiple of `dcp.memory.MESSAGE_ALIGNMENT_BYTES`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph
 from dcp.instructions import KIND_OF, Buffer, Items, Program
 from dcp.memory import padded_bytes
 from dcp.runtime.attention_calls import KEY_SIDE
 from dcp.runtime.buffers import NARROW_PLANES, WIDE_PLANES, PlaneDtypes
+
+_MOST_PLANES = 3
 
 
 class Message(NamedTuple):
@@ -29,40 +36,38 @@ class Message(NamedTuple):
     end: int
 
 
-class Content(NamedTuple):
-    """A data block in a message: its slot, and the first byte and the dtype of each plane."""
-
-    slot: int
-    block: int
-    group: int
-    begins: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepMessages:
     """All messages of a step in one direction.
 
     Attributes:
         messages: One a peer, peers in the order of their first item.
-        contents: What they hold, in order.
+        items: The data blocks in them, one after another.
+        begins: First byte of each plane of each of these, [items, 3]; a kind may have fewer.
         nbytes: Bytes of the buffer for all of them.
     """
 
     messages: tuple[Message, ...]
-    contents: tuple[Content, ...]
+    items: Items
+    begins: IntArray
     nbytes: int
+
+    @cached_property
+    def contents(self) -> list[tuple[int, int, int, list[int]]]:
+        """Slot, block, group and begins of every data block."""
+        columns = [self.items[name].tolist() for name in ("slot", "block", "group")]
+        return list(zip(*columns, self.begins.tolist(), strict=True))
 
 
 class ProgramMessages:
     """The messages of a program's launches, laid out when they are first asked for."""
 
     def __init__(self, blocks: BlockGraph, program: Program) -> None:
-        self._head_dim = blocks.spec.head_dim
-        self._dtypes = PlaneDtypes.of(blocks.spec)
-        self._lengths: list[int] = blocks.token_length.tolist()
-        self._query_heads: list[int] = blocks.groups.q_count.tolist()
-        self._buffers: list[int] = program.slots["buffer"].tolist()
+        self._lengths = blocks.token_length
+        self._query_heads = blocks.groups.q_count
+        self._buffers = program.slots["buffer"]
+        self._one_row = np.array([KIND_OF[buffer] in KEY_SIDE for buffer in Buffer])
+        self._row_bytes = _row_bytes(PlaneDtypes.of(blocks.spec), blocks.spec.head_dim)
         self._laid_out: dict[int, StepMessages] = {}
 
     @classmethod
@@ -79,33 +84,41 @@ class ProgramMessages:
         return self._laid_out[id(items)]
 
     def _lay_out(self, items: Items) -> StepMessages:
-        by_peer: dict[int, list[tuple[int, int, int]]] = {}
-        for peer, slot, block, group in items.tolist():
-            by_peer.setdefault(peer, []).append((slot, block, group))
-        messages, contents, end = [], [], 0
-        for peer, what in by_peer.items():
-            begin = end = padded_bytes(end)
-            for slot, block, group in what:
-                content, end = self._content(slot, block, group, end)
-                contents.append(content)
-            messages.append(Message(peer, what[0][1], begin, end))
-        return StepMessages(
-            messages=tuple(messages), contents=tuple(contents), nbytes=padded_bytes(end)
-        )
-
-    def _content(self, slot: int, block: int, group: int, begin: int) -> tuple[Content, int]:
-        """A data block whose first byte is given, and the byte after its last."""
-        kind = KIND_OF[Buffer(self._buffers[slot])]
-        rows = self._lengths[block] * (1 if kind in KEY_SIDE else self._query_heads[group])
-        widths = [self._head_dim] * WIDE_PLANES[kind] + [1] * NARROW_PLANES.get(kind, 0)
-        dtypes, begins = self._dtypes.wire(kind), []
-        for width, dtype in zip(widths, dtypes, strict=True):
-            begins.append(begin)
-            begin += rows * width * dtype.itemsize
-        return Content(slot, block, group, tuple(begins), dtypes), begin
+        _, first, number = np.unique(items["peer"], return_index=True, return_inverse=True)
+        items = items[np.argsort(first[number], kind="stable")]
+        buffer, group = self._buffers[items["slot"]], items["group"]
+        rows = self._lengths[items["block"]]
+        rows = rows * np.where(self._one_row[buffer], 1, self._query_heads[group])
+        ends = np.cumsum(rows[:, None] * self._row_bytes[buffer], axis=None)  # without padding
+        begins = np.append(0, ends)[:-1].reshape(-1, _MOST_PLANES)
+        messages, total = [], 0
+        for low, high in _runs(items["peer"]):
+            begin, total = total, total + int(ends[_MOST_PLANES * high - 1] - begins[low, 0])
+            begins[low:high] += begin - begins[low, 0]
+            peer, block = items["peer"][low], items["block"][low]
+            messages.append(Message(int(peer), int(block), begin, total))
+            total = padded_bytes(total)
+        return StepMessages(messages=tuple(messages), items=items, begins=begins, nbytes=total)
 
 
 _kept: WeakKeyDictionary[Program, ProgramMessages] = WeakKeyDictionary()
+
+
+def _runs(values: IntArray) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of equal values."""
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    yield from pairwise([0, *edges.tolist(), len(values)] if len(values) else [])
+
+
+def _row_bytes(dtypes: PlaneDtypes, head_dim: int) -> IntArray:
+    """Bytes of a row of each plane on the wire, [buffers, 3]; 0 for planes that are not there."""
+    table = np.zeros((len(Buffer), _MOST_PLANES), dtype=np.int64)
+    for buffer in Buffer:
+        kind = KIND_OF[buffer]
+        widths = [head_dim] * WIDE_PLANES[kind] + [1] * NARROW_PLANES.get(kind, 0)
+        for plane, (width, dtype) in enumerate(zip(widths, dtypes.wire(kind), strict=True)):
+            table[buffer, plane] = width * dtype.itemsize
+    return table
 
 
 def write(plane: Tensor, data: Tensor, begin: int, dtype: torch.dtype) -> None:
