@@ -39,14 +39,14 @@ RANDOM = dcp.masks.from_dense(np.random.default_rng(2).random((24, 24)) < 0.5)
 
 
 def planned(
-    batch: dcp.Batch = BATCH, ranks: int = 2, spec: dcp.AttentionSpec = SPEC, **how: str
+    batch: dcp.Batch = BATCH, ranks: int = 2, spec: dcp.AttentionSpec = SPEC, **how: Any
 ) -> ExecutionPlan:
     cluster = dcp.Cluster(devices_per_node=ranks)
     return dcp.plan(batch, spec, cluster, block_size=8, **(how or {"baseline": "zigzag"}))
 
 
-PLANNED = {"partitioner": "greedy", "scheduler": "overlap"}
-CASES: dict[str, tuple[dcp.Batch, int, dict[str, Any], dict[str, str]]] = {
+PLANNED: dict[str, Any] = {"partitioner": "greedy", "scheduler": "overlap"}
+CASES: dict[str, tuple[dcp.Batch, int, dict[str, Any], dict[str, Any]]] = {
     "ring": (BATCH, 3, {}, {"baseline": "ring"}),
     "zigzag-bfloat16": (BATCH, 2, {"dtype": "bfloat16"}, {"baseline": "zigzag"}),
     "planned-bfloat16": (BATCH, 3, {"dtype": "bfloat16"}, PLANNED),
@@ -62,6 +62,7 @@ CASES: dict[str, tuple[dcp.Batch, int, dict[str, Any], dict[str, str]]] = {
     "lambda": (dcp.Batch([33], mask=dcp.masks.lambda_mask(3, 9)), 2, {}, PLANNED),
     "many-slices": (dcp.Batch([24], mask=RANDOM), 2, {}, {"baseline": "ring"}),
     "cross": (dcp.Batch([9, 0, 13], [4, 8, 20], mask=dcp.masks.full()), 2, {}, PLANNED),
+    "kept-for-backward": (BATCH, 3, {"dtype": "bfloat16"}, {**PLANNED, "keep_bytes": None}),
     "sequential": (BATCH, 2, {}, {"partitioner": "greedy", "scheduler": "sequential"}),
 }
 
