@@ -98,7 +98,12 @@ class TorchFlash(Kernel):
         parts = _pieces(q, k, mask, most_rows=most_rows)
         k, v = _key_side(k, q, fold), _key_side(v, q, fold)
         q, out, dout, lse = (layout.folded(x, fold) for x in (q, out, dout, lse))
-        dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+        if len(parts) == 1 and _is_whole(parts[0], tokens) and parts[0].keys == k.shape[1]:
+            dq, dk, dv = _backward_piece(q, k, v, out, dout, lse, parts[0], fold, scale)
+            dq, dk, dv = layout.joined(dq), layout.summed(dk), layout.summed(dv)
+            parts = ()
+        else:
+            dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
         for piece in parts:
             new = _backward_piece(q, k, v, out, dout, lse, piece, fold, scale)
             rows = layout.queries(dq, piece, fold)

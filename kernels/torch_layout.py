@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dcp.kernel_interface import accumulator_dtype
 from dcp.kernels.torch_pieces import Piece
 
 
@@ -56,8 +57,12 @@ def add_to_keys(total: Tensor, new: Tensor, piece: Piece) -> None:
     if piece.k_step:
         keys(total, piece).add_(new)
     else:
-        part = new[0] if piece.repeats == 1 else new.sum(dim=0, dtype=total.dtype)
-        total[:, piece.k : piece.k + piece.keys].add_(part)
+        total[:, piece.k : piece.k + piece.keys].add_(summed(new))
+
+
+def summed(x: Tensor) -> Tensor:
+    """Add gradients of the same keys, [count, heads, keys, head_dim], over the count."""
+    return x[0] if len(x) == 1 else x.sum(dim=0, dtype=accumulator_dtype(x.dtype))
 
 
 def joined(x: Tensor) -> Tensor:
@@ -80,4 +85,5 @@ def sum_heads(x: Tensor, kv_heads: int) -> Tensor:
     heads, tokens, head_dim = x.shape
     if heads == kv_heads:
         return x.transpose(0, 1)
-    return x.view(kv_heads, heads // kv_heads, tokens, head_dim).sum(dim=1).transpose(0, 1)
+    grouped = x.view(kv_heads, heads // kv_heads, tokens, head_dim)
+    return grouped.sum(dim=1, dtype=accumulator_dtype(x.dtype)).transpose(0, 1)
