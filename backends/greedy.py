@@ -26,12 +26,12 @@ _TOLERANCES = (0.03, 0.1)
 """How far a bisection's shares may be off to cut fewer bytes: even work, or few bytes."""
 
 _MOST_MOVES = 1500
-"""Computations that a repair may move at the default budget; a move takes 0.1 ms."""
+"""Computations that a repair may move at the default budget: more would take too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Partitioner):
-    """Dealing, packing and recursive bisection, in numpy; no search beyond a short repair.
+    """Dealing, packing and recursive bisection; no search beyond a short repair.
 
     Deterministic; the seed changes nothing. The answer holds both limits.
     """

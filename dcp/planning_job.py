@@ -95,7 +95,10 @@ class PlanningJob:
         problems = self._to_schedule(blocks, placement)
         forward, backward = (backend.schedule(problem) for problem in problems)
         arrangement = Arrangement(
-            blocks=blocks, assignment=answer, forward=forward, backward=backward
+            blocks=blocks,
+            assignment=placement.assignment,
+            forward=forward,
+            backward=backward,
         )
         origin = Origin(
             partitioner=_title(partitioner),
