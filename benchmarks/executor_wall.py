@@ -33,7 +33,7 @@ Plans = Mapping[str, Mapping[str, dcp.ExecutionPlan]]
 """Plans by shape and strategy."""
 
 BASIS = "zigzag"
-_SHAPES = "one-4k,varlen-4k,ragged,ragged-16k,lambda-16k,shared-question-16k,causal-blockwise-16k"
+_SHAPES = "one-4k,varlen-4k,short,ragged,lambda-2k,shared-question,causal-blockwise"
 
 
 def main(
