@@ -29,6 +29,7 @@ from dcp.instructions import CommLaunch
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.runtime import messages, sharding
 from dcp.runtime.buffers import PlaneDtypes
+from dcp.traffic import item_bytes
 from dcp.verification import attention_oracle, check_within_budget
 
 SPEC = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -349,6 +350,32 @@ class TestMessages:
             messages.read(target[1], data, begin_lse)
             assert torch.equal(target[0], out.bfloat16())
             assert torch.equal(target[1], lse)
+
+    def test_of_a_step_begin_where_nccl_moves_words_and_do_not_overlap(self) -> None:
+        spec = dcp.AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=5, dtype="bfloat16")
+        cluster = dcp.Cluster(devices_per_node=4)
+        plan = dcp.plan(dcp.Batch([31, 9]), spec, cluster, block_size=3, baseline="allgather")
+        several = padded = 0
+        for program in (each for mine in plan.ranks for each in (mine.forward, mine.backward)):
+            layout = messages.ProgramMessages.of(plan.blocks, program)
+            for launch in program.instructions:
+                if not isinstance(launch, CommLaunch):
+                    continue
+                step = layout.of_items(launch.sends)
+                sizes = item_bytes(plan.blocks, program, launch.sends)
+                end = 0
+                for one in step.messages:
+                    to_peer = launch.sends["peer"] == one.peer
+                    assert one.begin % 16 == 0
+                    assert 0 <= one.begin - end < 16
+                    assert one.end - one.begin == sizes[to_peer].sum()
+                    assert one.block == launch.sends["block"][to_peer][0]
+                    padded += one.begin != end
+                    end = one.end
+                assert 0 <= step.nbytes - end < 16
+                several += len(step.messages) > 1
+        assert several
+        assert padded
 
     @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
     @pytest.mark.parametrize("float32_partials", [False, True])
