@@ -29,7 +29,8 @@ def mask(request: pytest.FixtureRequest) -> BlockMask | None:
 
 @pytest.fixture(params=("float32", "bfloat16"))
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return getattr(torch, request.param)
+    found: torch.dtype = getattr(torch, request.param)
+    return found
 
 
 @pytest.fixture(params=registry.BUILT_IN["kernels"])
