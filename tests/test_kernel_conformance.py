@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dcp.instructions import CommLaunch, Copy, Reduce
 from dcp.kernel_interface import BlockMask
 from dcp.kernels.torch_flash import TorchFlash
+from dcp.runtime.block_by_block import BlockByBlock
 from dcp.verification import kernel_conformance
 from dcp.verification.kernel_conformance import Block, Check, check_block
 from dcp.verification.strategies import HEAD_LAYOUTS, masks_for
@@ -114,6 +116,46 @@ def test_the_suite_finds_a_fault(fault: str, dtype: str) -> None:
             check.run(Faulty(fault=fault))
         except AssertionError:
             failed.append(check.name)
+    assert failed
+
+
+class Lossy(BlockByBlock):
+    """Instructions block by block, but one kind of them brings nothing."""
+
+    lost: str
+
+    def reduce(self, instruction: Reduce) -> None:
+        if self.lost != "reduce":
+            super().reduce(instruction)
+
+    def copy(self, instruction: Copy) -> None:
+        if self.lost != "copy":
+            super().copy(instruction)
+
+    def pack(self, launch: CommLaunch, data: Tensor) -> None:
+        super().pack(launch, data)
+        if self.lost == "pack":
+            data.zero_()
+
+    def unpack(self, launch: CommLaunch, data: Tensor) -> None:
+        super().unpack(launch, data.zero_() if self.lost == "unpack" else data)
+
+
+@pytest.mark.parametrize("lost", ["reduce", "copy", "pack", "unpack"])
+def test_the_suite_finds_instructions_that_bring_nothing(lost: str) -> None:
+    class Bound(TorchFlash):
+        def bind(self, *arguments: Any) -> Lossy:
+            bound = Lossy(self, *arguments)
+            bound.lost = lost
+            return bound
+
+    plans = [check for check in kernel_conformance.checks(["float32"]) if "plan" in check.name]
+    failed = 0
+    for check in plans:
+        try:
+            check.run(Bound())
+        except AssertionError:
+            failed += 1
     assert failed
 
 
