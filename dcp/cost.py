@@ -1,9 +1,10 @@
 """The cost model: how long computing and sending take on a cluster, and a program played through.
 
-Every rank repeats the same round: wait for the messages of a step, merge what came, launch the
-messages of the next step, compute the division, copy results that are final. Messages move beside
-the computing. They queue, first come first served, at the ports they pass: the two devices' own
-ports inside a node, the two NICs between nodes, so devices that share a NIC share its bandwidth.
+Every rank repeats the same round: wait for the messages of a step, unpack and merge what came,
+pack and launch the messages of the next step, compute the division, copy results that are final.
+Messages move beside the computing. They queue, first come first served, at the ports they pass:
+the two devices' own ports inside a node, the two NICs between nodes, so devices that share a NIC
+share its bandwidth.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Timeline:
 
     Attributes:
         work, messages: What was played.
+        unpack_s, pack_s: Seconds that every rank spends on messages in every step, to write what
+            arrived into its slots and to gather what it launches, [ranks, steps].
         wait_s, begin_s, end_s: When a rank starts to wait for a step, has its messages, is done
             with the step, each [ranks, steps].
         sent_s, arrived_s: When each message enters its first port and is complete, [messages].
@@ -82,6 +85,8 @@ class Timeline:
 
     work: Work
     messages: Messages
+    unpack_s: FloatArray
+    pack_s: FloatArray
     wait_s: FloatArray
     begin_s: FloatArray
     end_s: FloatArray
@@ -91,7 +96,7 @@ class Timeline:
     @property
     def launch_s(self) -> FloatArray:
         """When every rank launches the messages of the next step, [ranks, steps]."""
-        launch: FloatArray = self.begin_s + self.work.reduce_s
+        launch: FloatArray = self.begin_s + self.unpack_s + self.work.reduce_s + self.pack_s
         return launch
 
     @property
@@ -178,8 +183,9 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
     from dcp.event_engine import play  # compiled code, loaded when something is simulated
 
     duration, latency, ports_out, ports_in = _passage(messages, cluster)
+    unpack_s, pack_s = _packing(messages, cluster, work.attention_s.shape[1])
     wait, begin, end, sent, arrived = play(
-        work.reduce_s,
+        unpack_s + work.reduce_s + pack_s,
         work.attention_s + work.copy_s,
         messages.src,
         messages.dst,
@@ -192,12 +198,30 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
     return Timeline(
         work=work,
         messages=messages,
+        unpack_s=unpack_s,
+        pack_s=pack_s,
         wait_s=wait,
         begin_s=begin,
         end_s=end,
         sent_s=sent,
         arrived_s=arrived,
     )
+
+
+def _packing(messages: Messages, cluster: Cluster, steps: int) -> tuple[FloatArray, FloatArray]:
+    """Seconds to unpack what arrives for a step, and to pack for the next, [ranks, steps] each.
+
+    All messages of a step are packed, and unpacked, by one kernel that reads and writes them.
+    """
+
+    def in_kernels(rank: IntArray, step: IntArray) -> FloatArray:
+        place = rank * steps + step
+        moved = np.bincount(place, messages.message_bytes, cluster.num_devices * steps)
+        seconds = 2 * moved / cluster.device.memory_bytes_per_s
+        busy = seconds + (seconds > 0) * cluster.device.launch_s
+        return busy.reshape(cluster.num_devices, steps)
+
+    return in_kernels(messages.dst, messages.step), in_kernels(messages.src, messages.step - 1)
 
 
 def _passage(

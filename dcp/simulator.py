@@ -203,17 +203,21 @@ def _span(phase: Phase, rank: int, what: Range, begin_s: float, end_s: float) ->
 def _moments(
     timeline: Timeline, rank: int, division: int, start_s: float
 ) -> dict[SpanKind, tuple[float, float]]:
-    """Begin and end of each kind of instruction in one division; a launch takes no time."""
+    """Begin and end of each kind of instruction in one division.
+
+    A launch packs its messages. They are unpacked between wait and reduce.
+    """
     at = rank, division
     wait, begin, launch, end = (
         float(start_s + times[at])
         for times in (timeline.wait_s, timeline.begin_s, timeline.launch_s, timeline.end_s)
     )
     computed = end - float(timeline.work.copy_s[at])
+    reduced = launch - float(timeline.pack_s[at])
     return {
         "wait": (wait, begin),
-        "reduce": (begin, launch),
-        "launch": (launch, launch),
+        "reduce": (begin + float(timeline.unpack_s[at]), reduced),
+        "launch": (reduced, launch),
         "attention": (launch, computed),
         "copy": (computed, end),
     }

@@ -103,6 +103,22 @@ def test_merging_comes_before_the_next_launch():
     assert timeline.launch_s[0, 0] == 0.25
 
 
+def test_packing_and_unpacking_read_and_write_every_byte():
+    slow = replace(DEVICE, memory_bytes_per_s=80.0)
+    cluster = replace(cluster_of(), device=slow)
+    timeline = play(np.zeros((2, 2)), (0, 1, 1, 10), cluster=cluster)
+    assert timeline.launch_s[0, 0] == 0.25
+    assert timeline.arrived_s.tolist() == [1.75]
+    assert timeline.end_s.tolist() == [[0.25, 0.25], [0.0, 2.0]]
+
+
+def test_all_messages_of_a_step_are_packed_by_one_kernel():
+    cluster = replace(cluster_of(3), device=replace(DEVICE, launch_s=0.5))
+    timeline = play(np.zeros((3, 2)), (0, 1, 1, 10), (0, 2, 1, 10), cluster=cluster)
+    assert timeline.pack_s[:, 0].tolist() == [0.5, 0.0, 0.0]
+    assert timeline.unpack_s[:, 1].tolist() == [0.0, 0.5, 0.5]
+
+
 def test_items_of_one_step_between_two_ranks_travel_as_one_message():
     timeline = play(np.zeros((2, 3)), (0, 1, 1, 10), (0, 1, 1, 5), (0, 1, 2, 1))
     assert timeline.messages.message_bytes.tolist() == [15, 1]
