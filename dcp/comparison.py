@@ -68,6 +68,7 @@ class Setting:
     limits: Limits
     seed: int
     budget: float
+    keep_bytes: int | None
 
     def __post_init__(self) -> None:
         # What no strategy could plan is refused here, not once in every row.
@@ -236,6 +237,7 @@ def plan_with(setting: Setting, strategy: Strategy, batch: Batch) -> ExecutionPl
         limits=setting.limits,
         seed=setting.seed,
         budget=setting.budget,
+        keep_bytes=setting.keep_bytes,
     )
 
 

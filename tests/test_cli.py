@@ -73,6 +73,15 @@ def test_the_plan_report_shows_every_figure(lengths: Path) -> None:
         assert name in text
 
 
+def test_what_backward_is_to_keep_can_be_asked_for(lengths: Path) -> None:
+    asked = ("plan", "--lengths", lengths, *SMALL, "--baseline", "ring")
+    sent = run_json(*asked)["plan"]
+    kept = run_json(*asked, "--keep-bytes", "all")["plan"]
+    assert sent["kept_bytes"] == 0 < kept["kept_bytes"]
+    assert kept["backward_comm_bytes"] < sent["backward_comm_bytes"]
+    assert run_json(*asked, "--keep-bytes", kept["kept_bytes"] - 1)["plan"]["kept_bytes"] == 0
+
+
 def test_check_names_the_fault_and_shows_the_other_plans(plan_file: Path, tmp_path: Path) -> None:
     plan = dcp.ExecutionPlan.load(plan_file)
     damaged, cut_off = tmp_path / "damaged.plan", tmp_path / "cut_off.plan"

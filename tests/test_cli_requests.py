@@ -32,6 +32,8 @@ from dcp.mask_requests import CONSTRUCTORS, make_mask
         (["--limits", "intra_node=-1"], "must be finite and 0 or more"),
         (["--limits", "intra_node=much"], "cannot be read"),
         (["--budget", "nan"], "budget is nan"),
+        (["--keep-bytes", "-1"], "write a whole number or all"),
+        (["--keep-bytes", "1MB"], "write a whole number or all"),
         (["--tokens", "0"], "0 tokens a batch"),
         (["--batches", "0"], "0 batches"),
         (["--partitioner", "metis"], "no partitioner is named 'metis'; there are: "),

@@ -67,6 +67,7 @@ def test_the_table_names_the_fastest_strategy_of_every_kind(caplog):
         limits=dcp.Limits(),
         seed=0,
         budget=1.0,
+        keep_bytes=0,
     )
     wanted = strategies(["ring", "zigzag"], ["greedy"], ["overlap", "sequential"])
     with caplog.at_level(logging.WARNING):

@@ -74,6 +74,7 @@ def setting_json(setting: Setting) -> dict[str, Any]:
         "limits": builtins(setting.limits),
         "seed": setting.seed,
         "budget": setting.budget,
+        "keep_bytes": setting.keep_bytes,
     }
 
 

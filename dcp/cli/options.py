@@ -72,6 +72,15 @@ LimitsText = Annotated[
 Budget = Annotated[
     float, typer.Option(help="Effort of the partitioners.", rich_help_panel=_PLANNING)
 ]
+KeepBytesText = Annotated[
+    str,
+    typer.Option(
+        "--keep-bytes",
+        help="Most bytes of received queries, keys and values that a rank keeps for backward, "
+        "which is then not sent them again; all for no limit.",
+        rich_help_panel=_PLANNING,
+    ),
+]
 
 CLUSTER_FORMS = (
     f"NODESxDEVICES, PRESET:NODES or PRESET:NODESxDEVICES, with a preset of {', '.join(PRESETS)}"
@@ -149,6 +158,7 @@ class Request:
     block_size: BlockSize = None
     limits: LimitsText = "inter_node=0.4,intra_node=0.1"
     budget: Budget = 1.0
+    keep_bytes: KeepBytesText = "0"
 
     def resolve(self, defaults: Defaults, num_batches: int | None = 1) -> tuple[Workload, Setting]:
         """Read the input and make what is asked for.
@@ -180,6 +190,7 @@ class Request:
             limits=limits,
             seed=self.seed,
             budget=self.budget,
+            keep_bytes=read_keep_bytes(self.keep_bytes),
         )
         return workload, setting
 
@@ -240,6 +251,19 @@ def read_block_size(text: str) -> int | Literal["auto"]:
         raise SpecError(
             f"block size {text!r} cannot be read; write a whole number or auto"
         ) from None
+
+
+def read_keep_bytes(text: str) -> int | None:
+    """A whole number of bytes, or "all", which is None.
+
+    Raises:
+        SpecError: the text is neither.
+    """
+    if text == "all":
+        return None
+    if not re.fullmatch(r"\d+", text):
+        raise SpecError(f"keep bytes {text!r} cannot be read; write a whole number or all")
+    return int(text)
 
 
 def read_limits(text: str) -> Limits:
