@@ -168,8 +168,8 @@ class Kernel(Backend):
     def merge(self, out: Tensor, lse: Tensor, new_out: Tensor, new_lse: Tensor) -> None:
         """Merge a partial result into accumulators, in place.
 
-        The larger lse is the reference of both exponentials, so nothing overflows however far
-        the two are apart, and two empty partials stay empty rather than become NaN.
+        The new result's share is the logistic function of the difference of the two lse, so
+        nothing overflows however far they are apart; an empty one has none, also of two empty.
 
         Args:
             out: Accumulated output, [tokens, heads, head_dim], accumulator dtype.
@@ -179,11 +179,9 @@ class Kernel(Backend):
 
         Source: Dao et al. 2022 (FlashAttention), section 3.1.
         """
-        total = torch.logaddexp(lse, new_lse)
-        reference = total.masked_fill(total == -torch.inf, 0.0)
-        out.mul_(torch.exp(lse - reference)[..., None])
-        out.addcmul_(new_out.to(out.dtype), torch.exp(new_lse - reference)[..., None])
-        lse.copy_(total)
+        share = torch.sigmoid(new_lse - lse).masked_fill_(new_lse == -torch.inf, 0.0)
+        out.lerp_(new_out.to(out.dtype), share[..., None])
+        torch.logaddexp(lse, new_lse, out=lse)
 
     def bind(self, blocks: BlockGraph, program: Program, buffers: Buffers) -> ProgramKernel:
         """Prepare to run a program's instructions in its memory; see `ProgramKernel`.
