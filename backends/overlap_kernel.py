@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
+from dcp.compiled import compiled
 
 
-@numba.njit(cache=True)
+@compiled
 def deal_inputs(
     device_ptr: IntArray,
     by_device: IntArray,
@@ -79,7 +79,7 @@ def deal_inputs(
     return step
 
 
-@numba.njit(cache=True)
+@compiled
 def _worth(
     first: IntArray, second: IntArray, comp_s: FloatArray, count: int
 ) -> tuple[IntArray, FloatArray]:
@@ -97,7 +97,7 @@ def _worth(
     return missing, worth_s
 
 
-@numba.njit(cache=True)
+@compiled
 def fill_divisions(
     device_ptr: IntArray,
     by_device: IntArray,

@@ -1,18 +1,11 @@
-"""How the search compiles its hot loops: numba, with the machine code kept on disk."""
+"""How the search compiles its hot loops."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
-
-logger = logging.getLogger("dcp")
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_njit: Any = numba.njit  # its type hints know some of the options only
+from dcp import compiled as kept_code
+from dcp.compiled import F, njit
 
 # Without its runtime numba does not count references to arrays, which costs several times what
 # a move costs; so compiled functions take arrays and allocate none. A division by zero gives
@@ -21,28 +14,17 @@ _OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy", "no_cfunc_wra
 
 
 def compiled(function: F) -> F:
-    """Compile on first call; later processes load the result from disk.
-
-    numba keeps it beside this package, or else in the user's cache directory, or where
-    NUMBA_CACHE_DIR says. Where none can be written, every process compiles for itself.
-    numba takes what it has kept for out of date when the function's own file has changed, so
-    the inner functions that it calls stand in that file.
-    """
-    try:
-        result: F = _njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError as error:  # numba finds no directory that it may write to
-        logger.info("compiled code is not kept: %s", error)
-        result = _njit(**_OPTIONS)(function)
-    return result
+    """As `dcp.compiled.compiled`, for what Python calls."""
+    return kept_code.compiled(function, **_OPTIONS)
 
 
 def inner(function: F) -> F:
     """Compile for compiled functions only: Python cannot call it, which halves the time."""
-    result: F = _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    result: F = njit(no_cpython_wrapper=True, **_OPTIONS)(function)
     return result
 
 
 def inlined(function: F) -> F:
     """As `inner`, and always inlined."""
-    result: F = _njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
+    result: F = njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
     return result

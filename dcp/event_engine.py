@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-import numba
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
+from dcp.compiled import compiled
 
 LAUNCH, PORT = 0, 1  # kinds of event: a rank launches, a port may send its next message
 
 
-@numba.njit(cache=True)
+@compiled
 def play(
     before_launch: FloatArray,
     after_launch: FloatArray,
@@ -108,7 +108,7 @@ def play(
     return wait, begin, end, sent, arrived
 
 
-@numba.njit(cache=True)
+@compiled
 def _highest(values: IntArray) -> int:
     highest = 0
     for value in values:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.compiled import compiled
 
 
-@numba.njit(cache=True)
+@compiled
 def allocate(
     arena: IntArray, birth: IntArray, death: IntArray, rows: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:

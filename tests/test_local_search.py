@@ -21,7 +21,6 @@ from partitioner_problems import (
 
 from dcp import masks
 from dcp.arrays import IntArray
-from dcp.backends import search_compile
 from dcp.backends.kahypar import KaHyPar
 from dcp.backends.local_search import LocalSearch
 from dcp.backends.search_anneal import improved, score, weighted_bytes
@@ -344,27 +343,3 @@ def fields(problem: PlacementProblem) -> dict[str, Any]:
 def test_illegal_weights_are_refused(weight: float) -> None:
     with pytest.raises(SpecError, match=r"inter_weight is .* 1 or more"):
         LocalSearch(inter_weight=weight)
-
-
-def test_where_compiled_code_cannot_be_kept_it_is_compiled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    original = search_compile._njit
-
-    def without_a_place(*args: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return original(*args, **options)
-
-    monkeypatch.setattr(search_compile, "_njit", without_a_place)
-    caplog.set_level("INFO", logger="dcp")
-
-    @search_compile.compiled
-    def double(values: Any) -> None:
-        for index in range(values.shape[0]):
-            values[index] *= 2
-
-    values = np.arange(3)
-    double(values)
-    assert values.tolist() == [0, 2, 4]
-    assert "compiled code is not kept: cannot cache function" in caplog.text
