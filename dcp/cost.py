@@ -158,18 +158,37 @@ def memory_seconds(device: Device, touched_bytes: IntArray) -> FloatArray:
     return seconds
 
 
-def continuing_seconds(device: Device, accumulator_bytes: FloatArray | IntArray) -> FloatArray:
-    """Time that attention takes besides to go on with sums of an earlier division, [n].
+def rewriting_seconds(device: Device, rewritten_bytes: FloatArray | IntArray) -> FloatArray:
+    """Time to read these bytes and to write as many, [n].
 
-    A kernel keeps what it sums up in registers, but only while it runs: the next one reads the
-    accumulator, and writes it once more.
+    Messages are packed and unpacked so. Attention that goes on with sums of an earlier division
+    takes as much besides for its accumulators: a kernel keeps what it sums up in registers, but
+    only while it runs.
 
     Args:
         device: Rates.
-        accumulator_bytes: Bytes of the accumulators, [n].
+        rewritten_bytes: What is read and written, [n].
     """
-    seconds: FloatArray = 2 * accumulator_bytes / device.memory_bytes_per_s
+    seconds: FloatArray = 2 * rewritten_bytes / device.memory_bytes_per_s
     return seconds
+
+
+def summed(
+    amounts: FloatArray | IntArray, rank: IntArray, step: IntArray, shape: tuple[int, int]
+) -> FloatArray:
+    """Sum of what every rank has in every step, [ranks, steps].
+
+    Args:
+        amounts, rank, step: What, and whose and when it is, [n].
+        shape: Ranks and steps.
+    """
+    total = np.bincount(rank * shape[1] + step, amounts, shape[0] * shape[1])
+    return np.asarray(total, dtype=np.float64).reshape(shape)
+
+
+def in_kernels(device: Device, seconds: FloatArray) -> FloatArray:
+    """What is done in a step is one kernel, and takes its launch besides, [ranks, steps]."""
+    return seconds + (seconds > 0) * device.launch_s
 
 
 def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
@@ -211,17 +230,14 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
 def _packing(messages: Messages, cluster: Cluster, steps: int) -> tuple[FloatArray, FloatArray]:
     """Seconds to unpack what arrives for a step, and to pack for the next, [ranks, steps] each.
 
-    All messages of a step are packed, and unpacked, by one kernel that reads and writes them.
+    All messages of a step are packed, and unpacked, by one kernel.
     """
 
-    def in_kernels(rank: IntArray, step: IntArray) -> FloatArray:
-        place = rank * steps + step
-        moved = np.bincount(place, messages.message_bytes, cluster.num_devices * steps)
-        seconds = 2 * moved / cluster.device.memory_bytes_per_s
-        busy = seconds + (seconds > 0) * cluster.device.launch_s
-        return busy.reshape(cluster.num_devices, steps)
+    def busy(rank: IntArray, step: IntArray) -> FloatArray:
+        moved = summed(messages.message_bytes, rank, step, (cluster.num_devices, steps))
+        return in_kernels(cluster.device, rewriting_seconds(cluster.device, moved))
 
-    return in_kernels(messages.dst, messages.step), in_kernels(messages.src, messages.step - 1)
+    return busy(messages.dst, messages.step), busy(messages.src, messages.step - 1)
 
 
 def _passage(

@@ -7,9 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from dcp.arrays import FloatArray, IntArray
-from dcp.cluster import Cluster
-from dcp.cost import Messages, Timeline, Work, continuing_seconds, memory_seconds, simulate
+from dcp.arrays import FloatArray
+from dcp.cost import (
+    Messages,
+    Timeline,
+    Work,
+    in_kernels,
+    memory_seconds,
+    rewriting_seconds,
+    simulate,
+    summed,
+)
 from dcp.scheduling import QUERY_RESULT, CostModel, Schedule, SchedulingProblem
 
 
@@ -21,30 +29,30 @@ class EventModel(CostModel):
 
     def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
         """Play a schedule through."""
-        cluster, moved = problem.cluster, schedule.transfers
+        device, moved = problem.cluster.device, schedule.transfers
         moved_bytes = moved.bytes_of(problem.blocks)
         steps = max(schedule.num_divisions, int(moved.step.max(initial=0)) + 1)
-        shape = (cluster.num_devices, steps)
+        shape = (problem.cluster.num_devices, steps)
         merged = np.flatnonzero(moved.is_result)
         work = Work(
-            reduce_s=_in_kernels(
-                cluster,
-                _summed(
-                    memory_seconds(cluster.device, moved_bytes[merged]),
+            reduce_s=in_kernels(
+                device,
+                summed(
+                    memory_seconds(device, moved_bytes[merged]),
                     moved.dst[merged],
                     moved.step[merged],
                     shape,
                 ),
             ),
-            attention_s=_in_kernels(
-                cluster,
-                _summed(problem.comp_s, problem.comp_device, schedule.comp_division, shape)
+            attention_s=in_kernels(
+                device,
+                summed(problem.comp_s, problem.comp_device, schedule.comp_division, shape)
                 + _continuing_seconds(problem, schedule, shape),
             ),
-            copy_s=_in_kernels(cluster, _final_copies(problem, shape)),
+            copy_s=in_kernels(device, _final_copies(problem, shape)),
         )
         messages = Messages.joined(moved.src, moved.dst, moved.step, moved_bytes)
-        return simulate(work, messages, cluster)
+        return simulate(work, messages, problem.cluster)
 
 
 def _continuing_seconds(
@@ -54,8 +62,8 @@ def _continuing_seconds(
     total = np.zeros(shape)
     for sums in problem.sums:
         number, division = sums.continued(schedule.comp_division, shape[1])
-        seconds = continuing_seconds(problem.cluster.device, sums.accumulator_bytes[number])
-        total += _summed(seconds, sums.device[number], division, shape)
+        seconds = rewriting_seconds(problem.cluster.device, sums.accumulator_bytes[number])
+        total += summed(seconds, sums.device[number], division, shape)
     return total
 
 
@@ -63,17 +71,4 @@ def _final_copies(problem: SchedulingProblem, shape: tuple[int, int]) -> FloatAr
     """Seconds to copy results to their homes, all taken to become final in the last step."""
     result_bytes = problem.blocks.data_bytes[QUERY_RESULT[problem.phase]].sum(axis=1)
     seconds = memory_seconds(problem.cluster.device, result_bytes)
-    return _summed(seconds, problem.token_home, np.full(len(seconds), shape[1] - 1), shape)
-
-
-def _summed(
-    seconds: FloatArray, rank: IntArray, step: IntArray, shape: tuple[int, int]
-) -> FloatArray:
-    """Seconds of every rank in every step, [ranks, steps]."""
-    total = np.bincount(rank * shape[1] + step, seconds, shape[0] * shape[1])
-    return np.asarray(total, dtype=np.float64).reshape(shape)
-
-
-def _in_kernels(cluster: Cluster, seconds: FloatArray) -> FloatArray:
-    """What is done in a step is one kernel, and takes its launch besides."""
-    return seconds + (seconds > 0) * cluster.device.launch_s
+    return summed(seconds, problem.token_home, np.full(len(seconds), shape[1] - 1), shape)

@@ -15,8 +15,8 @@ from dcp.cost import (
     Timeline,
     Work,
     attention_seconds,
-    continuing_seconds,
     memory_seconds,
+    rewriting_seconds,
     simulate,
 )
 from dcp.errors import SpecError
@@ -140,7 +140,7 @@ def _attention_seconds(
                 )
                 seconds[rank, attention.division] += inside.sum() + cluster.device.launch_s
                 sums = _sums(blocks, phase, items)
-                seconds[rank, attention.division] += continuing_seconds(
+                seconds[rank, attention.division] += rewriting_seconds(
                     cluster.device, blocks.accumulator_bytes.flat[list(sums & begun)]
                 ).sum()
                 begun |= sums
