@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dcp.arrays import IntArray
 from dcp.packing import pack_longest_first
 from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
@@ -43,3 +44,10 @@ def cheapest(problem: PlacementProblem, answers: list[Assignment]) -> Assignment
         for one in placements
     ]
     return answers[prices.index(min(prices))]
+
+
+def loads(where: IntArray, weights: IntArray, places: int) -> IntArray:
+    """Sum of weights at every place, [places]."""
+    total = np.zeros(places, dtype=np.int64)
+    np.add.at(total, where, weights)
+    return total

@@ -16,10 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from dcp.arrays import BoolArray, FloatArray, IntArray
-from dcp.backends.answers import cheapest, trivial_answer
+from dcp.backends.answers import cheapest, loads, trivial_answer
 from dcp.backends.pairs import Pairs
-from dcp.backends.repair import repair
-from dcp.backends.touching import loads
 from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 _TOLERANCES = (0.03, 0.1)
@@ -49,6 +47,8 @@ class Greedy(Partitioner):
         dealt = deal_in_order(problem)
         if _moves_needed(problem, dealt) <= _MOST_MOVES * problem.budget:
             candidates.append(dealt)
+        from dcp.backends.repair import repair  # compiled code
+
         return cheapest(problem, [repair(problem, candidate) for candidate in candidates])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.touching import loads
+from dcp.backends.answers import loads
 from dcp.packing import pack_longest_first
 
 _MAX_PASSES = 8

@@ -18,7 +18,6 @@ from dcp.arrays import IntArray
 from dcp.backends.answers import cheapest, node_epsilon, trivial_answer
 from dcp.backends.homes import settle_homes
 from dcp.backends.pairs import Pairs
-from dcp.backends.repair import repair
 from dcp.packing import pack_longest_first
 from dcp.placement import Assignment, PlacementProblem, compute_limit
 
@@ -71,6 +70,8 @@ def place_with(
     tries = [
         replace(problem, seed=problem.seed + more) for more in range(max(1, int(problem.budget)))
     ]
+    from dcp.backends.repair import repair  # compiled code
+
     return cheapest(problem, [repair(problem, solve(one)) for one in tries])
 
 

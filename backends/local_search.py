@@ -9,7 +9,6 @@ import numpy as np
 
 from dcp.arrays import IntArray
 from dcp.backends.answers import trivial_answer
-from dcp.backends.repair import repair
 from dcp.errors import SpecError
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem, evaluate
 
@@ -70,6 +69,8 @@ def _first_feasible(problem: PlacementProblem, found: Assignment) -> Assignment:
     """The answer, or else the repaired one, where whole blocks make the limits hard to meet."""
     if _keeps_tokens(problem, found) and evaluate(problem, found).feasible:
         return found
+    from dcp.backends.repair import repair  # compiled code
+
     repaired = repair(problem, found)
     return repaired if evaluate(problem, repaired).feasible else found
 

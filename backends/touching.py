@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.backends.answers import loads
 from dcp.backends.settle_kernels import Scratch, Tables, fill_costs, move
 from dcp.placement import PlacementProblem
 
@@ -72,10 +73,3 @@ class Touching:
     def move(self, comp: int, place: int) -> None:
         """Compute a block elsewhere."""
         move(self.tables, comp, place)
-
-
-def loads(where: IntArray, weights: IntArray, places: int) -> IntArray:
-    """Sum of weights at every place, [places]."""
-    total = np.zeros(places, dtype=np.int64)
-    np.add.at(total, where, weights)
-    return total
