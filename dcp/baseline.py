@@ -12,6 +12,7 @@ from dcp.backend import Backend
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
+from dcp.cost import BACKWARD_FLOPS
 from dcp.placement import Assignment
 from dcp.scheduling import Phase, Schedule
 
@@ -56,11 +57,11 @@ class BaselineRequest:
     def work_s(self) -> dict[Phase, float]:
         """Seconds of a phase's FLOPs shared out evenly: what some device computes at least."""
         spec, device = self.spec, self.cluster.device
-        flops = 4 * self.batch.allowed_pairs * spec.head_dim * spec.num_q_heads
+        flops = self.batch.allowed_pairs * spec.head_flops_a_pair * spec.num_q_heads
         share = flops / self.cluster.num_devices
         return {
             "forward": share / device.flops_per_s,
-            "backward": 2.5 * share / device.backward_flops_per_s,
+            "backward": BACKWARD_FLOPS * share / device.backward_flops_per_s,
         }
 
     @cached_property

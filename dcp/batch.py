@@ -196,6 +196,11 @@ class AttentionSpec:
         return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     @property
+    def head_flops_a_pair(self) -> int:
+        """Forward FLOPs of one allowed pair, a query head: two products of 2 × head_dim each."""
+        return 4 * self.head_dim
+
+    @property
     def dtype_bytes(self) -> int:
         """Bytes of one element of Q, K, V and O."""
         return DTYPE_BYTES[self.dtype]

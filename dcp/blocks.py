@@ -103,16 +103,15 @@ class BlockGraph:
         """Number of token blocks, T."""
         return len(self.token_length)
 
-    @property
-    def comp_full(self) -> BoolArray:
-        """Whether every pair of the computation block is allowed, [C]."""
-        return np.equal(self.comp_mask, 0)
+    @cached_property
+    def flops_a_pair(self) -> IntArray:
+        """Forward FLOPs of one allowed pair over all query heads of a group, [groups]."""
+        return self.spec.head_flops_a_pair * self.groups.q_count
 
     @cached_property
     def comp_flops(self) -> IntArray:
-        """Forward FLOPs of every computation block, [C]: 4 × pairs × head_dim × query heads."""
-        heads = self.groups.q_count[self.comp_group]
-        return 4 * self.comp_pairs * self.spec.head_dim * heads
+        """Forward FLOPs of every computation block, [C]."""
+        return self.comp_pairs * self.flops_a_pair[self.comp_group]
 
     @cached_property
     def comp_whole(self) -> IntArray:

@@ -16,6 +16,9 @@ import numpy as np
 from dcp.arrays import FloatArray, IntArray
 from dcp.cluster import Cluster, Device
 
+# Times the FLOPs of forward: five products of as many elements for two, scores computed anew.
+BACKWARD_FLOPS = 2.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -134,7 +137,7 @@ def attention_seconds(
 
     Args:
         device: Rates.
-        backward: Whether gradients are computed: 2.5 times the FLOPs.
+        backward: Whether gradients are computed: `BACKWARD_FLOPS` times the FLOPs.
         flops_a_pair: Forward FLOPs of one allowed pair, over all heads of the group, [n].
         pairs: Allowed pairs, [n].
         q_tokens, kv_tokens: Size of the blocks, [n].
@@ -142,7 +145,7 @@ def attention_seconds(
     rectangle = q_tokens * kv_tokens
     wasted = np.where(pairs < rectangle, device.tile_tokens // 2 * q_tokens, 0)
     computed = np.minimum(pairs + wasted, rectangle)
-    rate = device.backward_flops_per_s / 2.5 if backward else device.flops_per_s
+    rate = device.backward_flops_per_s / BACKWARD_FLOPS if backward else device.flops_per_s
     seconds: FloatArray = computed * flops_a_pair / rate
     return seconds
 

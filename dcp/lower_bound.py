@@ -24,12 +24,11 @@ def lower_bound_bytes(blocks: BlockGraph, problem: PlacementProblem) -> int:
         return 0
     q_tokens = int((blocks.token_length * blocks.has_q).sum())
     kv_tokens = int((blocks.token_length * blocks.has_kv).sum())
-    flops_a_pair = 4 * blocks.spec.head_dim * int(blocks.groups.q_count.min())
     terms = Terms(
         devices=problem.cluster.num_devices,
         groups=len(blocks.groups),
         most_tokens=problem.token_allowance,
-        most_pairs=_most_flops(problem) / flops_a_pair,
+        most_pairs=_most_flops(problem) / int(blocks.flops_a_pair.min()),
         q_bytes=float(problem.q_side_bytes.sum(axis=0).min() / q_tokens),
         kv_bytes=float(problem.kv_side_bytes.sum(axis=0).min() / kv_tokens),
     )

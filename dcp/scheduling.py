@@ -127,7 +127,7 @@ class SchedulingProblem:
         return attention_seconds(
             self.cluster.device,
             backward=self.phase == "backward",
-            flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[blocks.comp_group],
+            flops_a_pair=blocks.flops_a_pair[blocks.comp_group],
             pairs=blocks.comp_pairs,
             q_tokens=blocks.token_length[blocks.comp_q],
             kv_tokens=blocks.token_length[blocks.comp_kv],

@@ -133,7 +133,7 @@ def _attention_seconds(
                 inside = attention_seconds(
                     cluster.device,
                     backward=phase == "backward",
-                    flops_a_pair=4 * blocks.spec.head_dim * blocks.groups.q_count[items["group"]],
+                    flops_a_pair=blocks.flops_a_pair[items["group"]],
                     pairs=item_pairs(blocks, areas, items),
                     q_tokens=blocks.token_length[items["q_block"]],
                     kv_tokens=blocks.token_length[items["kv_block"]],
