@@ -139,15 +139,19 @@ def surrogate_out(dout: Tensor, delta: Tensor) -> tuple[Tensor, bool]:
     square = gradient.square().sum(dim=-1)
     if bool(((square >= _TINY) & (square <= 1 / _TINY)).all()):
         # The same in fewer passes, where no square can have over- or underflowed.
-        factor = delta / square
-        fits = factor.abs() <= torch.finfo(dout.dtype).max
-        return (gradient * factor[..., None]).to(dout.dtype), bool(fits.all())
+        out = (gradient * (delta / square)[..., None]).to(dout.dtype)
+        return out, _all_finite(out)
     largest = gradient.abs().amax(dim=-1)
     zero = largest == 0
     unit = gradient / largest.masked_fill(zero, 1.0)[..., None]
     factor = (delta / largest / unit.square().sum(dim=-1)).masked_fill(zero, 0.0)
-    exists = (delta.masked_fill(~zero, 0.0) == 0) & (factor.abs() <= torch.finfo(dout.dtype).max)
-    return (unit * factor[..., None]).to(dout.dtype), bool(exists.all())
+    out = (unit * factor[..., None]).to(dout.dtype)
+    return out, _all_finite(out) and not bool((zero & (delta != 0)).any())
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Whether a tensor that is not empty holds finite numbers only; NaN is its own extremum."""
+    return bool(torch.stack(torch.aminmax(x)).isfinite().all())
 
 
 def _dense_backward(

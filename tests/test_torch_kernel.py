@@ -230,7 +230,7 @@ class TestSurrogateOutput:
     """The output made up from delta."""
 
     @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-    @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e4])
+    @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e-3, 1.0, 1e4])
     def test_its_row_sums_with_dout_are_delta(self, dtype: torch.dtype, size: float) -> None:
         dout = (torch.randn(50, 3, 16, dtype=torch.float64) * size).to(dtype)
         true_out = torch.randn(50, 3, 16, dtype=torch.float64)
@@ -251,6 +251,11 @@ class TestSurrogateOutput:
     def test_there_is_none_where_it_would_overflow(self) -> None:
         dout = torch.full((1, 1, 2), 1e-30)
         assert not surrogate_out(dout, torch.tensor([[1e20]]))[1]
+
+    def test_there_is_none_where_only_its_dtype_is_too_small(self) -> None:
+        """What is multiplied with the gradient fits float16; the product does not."""
+        dout = torch.full((1, 1, 2), 6e4, dtype=torch.float16)
+        assert not surrogate_out(dout, torch.tensor([[7.2e11]]))[1]
 
     @pytest.mark.parametrize("mask_name", MASKS)
     def test_without_it_gradients_are_still_exact(self, mask_name: str) -> None:
