@@ -17,7 +17,7 @@ from dcp.kernel_interface import accumulator_dtype
 from dcp.runtime.buffers import WIDE_PLANES, Planes
 from dcp.runtime.executor import Executor
 
-_ROWS_AT_A_TIME = 256  # of temporary tensors that a cache can hold
+_ROWS_AT_A_TIME = 256  # on CPUs, so that temporary tensors stay in a cache
 
 
 class Runner(ABC):
@@ -95,8 +95,9 @@ def delta_of(out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None) -> Ten
     """
     dtype = accumulator_dtype(out.dtype)
     delta = torch.empty(out.shape[:2], dtype=dtype, device=out.device)
-    for begin in range(0, len(out), _ROWS_AT_A_TIME):
-        rows = slice(begin, begin + _ROWS_AT_A_TIME)
+    step = _ROWS_AT_A_TIME if out.device.type == "cpu" else max(len(out), 1)
+    for begin in range(0, len(out), step):
+        rows = slice(begin, begin + step)
         torch.sum(dout[rows].to(dtype) * out[rows].to(dtype), dim=-1, out=delta[rows])
     return delta if dlse is None else delta - dlse.masked_fill(lse == -torch.inf, 0.0)
 
