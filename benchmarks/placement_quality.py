@@ -1,4 +1,4 @@
-"""Bytes of our placements beside what was reached before and beside the solvers' placements.
+"""Bytes of our placements beside those of the solvers' placements.
 
     python benchmarks/placement_quality.py batches.json --solvers
     python benchmarks/placement_quality.py batches.json --paper-limits --solvers --most 8
@@ -33,34 +33,6 @@ from dcp.cutting import cut
 from dcp.placement import Limits, Placement, PlacementProblem, evaluate
 
 TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
-
-# Total MB that an earlier prototype reached on the first batch of a family, blocks of 2048,
-# under TIGHT: in about 30 ms of search, and at best.
-BEFORE = {
-    ("ldc_like_x1", "8x2", "causal"): (319, 283),
-    ("ldc_like_x1", "8x2", "lambda"): (101, 85),
-    ("ldc_like_x1", "4x8", "causal"): (620, 537),
-    ("ldc_like_x1", "4x8", "lambda"): (265, 254),
-    ("longalign_like", "8x2", "causal"): (326, 281),
-    ("longalign_like", "8x2", "lambda"): (102, 84),
-    ("longalign_like", "4x8", "causal"): (589, 532),
-    ("longalign_like", "4x8", "lambda"): (280, 263),
-    ("single_long", "8x2", "causal"): (1083, 1026),
-    ("single_long", "8x2", "lambda"): (94, 94),
-    ("single_long", "4x8", "causal"): (1753, 1675),
-    ("single_long", "4x8", "lambda"): (193, 193),
-}
-
-# The same for MB between nodes, with those weighted 10 to 20 times.
-CROSSED_BEFORE = {
-    ("ldc_like_x1", "8x2", "causal"): (128,),
-    ("ldc_like_x1", "4x8", "causal"): (84,),
-    ("longalign_like", "8x2", "causal"): (156,),
-    ("longalign_like", "4x8", "causal"): (129,),
-    ("single_long", "8x2", "causal"): (703,),
-    ("single_long", "4x8", "causal"): (361,),
-}
-
 
 class Result(NamedTuple):
     """What one placement costs."""
@@ -133,7 +105,6 @@ def main(
     most: Annotated[int, typer.Option(help="batches of a family")] = 1,
     paper_limits: Annotated[bool, typer.Option(help="0.4 between nodes, 0.1 inside")] = False,
     solvers: Annotated[bool, typer.Option(help="KaHyPar and Mt-KaHyPar too")] = False,
-    crossings: Annotated[bool, typer.Option(help="what crossed nodes before")] = False,
     csv: Annotated[Path | None, typer.Option(help="also write the figures there, tidy")] = None,
 ) -> None:
     """Print one row for each family, cluster and mask."""
@@ -141,7 +112,7 @@ def main(
     limits = Limits() if paper_limits else TIGHT
     others = [name for name in ("kahypar", "mtkahypar") if solvers and find_spec(name)]
     table = Table(title=f"MB forward, blocks of {block_size}, {limits}")
-    columns = ("family", "cluster", "mask", "before", partitioner, "ms")
+    columns = ("family", "cluster", "mask", partitioner, "ms")
     for column in (*columns, *(each for name in others for each in (name, "ms"))):
         table.add_column(column, justify="right")
     measurements: list[Measurement] = []
@@ -155,11 +126,8 @@ def main(
             )
             for one in lengths[:most]
         ]
-        comparable = most == 1 and block_size == 2048 and not paper_limits
-        before = CROSSED_BEFORE if crossings else BEFORE
-        known = before.get((family, cluster, mask)) if comparable else None
         placed(problems[0], partitioner)  # compiled code is loaded before time counts
-        row = [family, cluster, mask, " / ".join(map(str, known or ()))]
+        row = [family, cluster, mask]
         for request in (partitioner, *others):
             results = [placed(problem, request) for problem in problems]
             row += cells(results)

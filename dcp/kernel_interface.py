@@ -73,7 +73,7 @@ class ProgramKernel(ABC):
     """A kernel at work on one run of a program, in the memory of that run.
 
     Each method does all of one instruction. What the instruction adds up is added up in the order
-    of its items, so that two runs give the same bits. Nothing here waits for a GPU.
+    of its items, so that two runs give the same bits. Kernels should not wait for a GPU here.
     """
 
     @abstractmethod
