@@ -23,6 +23,10 @@ class Kind(IntEnum):
     DKV = 5
 
 
+# Kinds that hold key tokens, one head a group; the others hold query tokens.
+KEY_SIDE = (Kind.KV, Kind.DKV)
+
+
 class Side(IntEnum):
     """Which tensors a token block stands for; self-attention blocks are BOTH."""
 
@@ -175,8 +179,9 @@ class BlockGraph:
         """What each kind has for every token of a head group, for all tokens of its blocks."""
         q_tokens = (self.token_length * self.has_q)[:, None]
         kv_tokens = (self.token_length * self.has_kv)[:, None]
-        tokens = {Kind.KV: kv_tokens, Kind.DKV: kv_tokens}
-        return np.stack([tokens.get(kind, q_tokens) * per_token[kind] for kind in Kind])
+        return np.stack(
+            [(kv_tokens if kind in KEY_SIDE else q_tokens) * per_token[kind] for kind in Kind]
+        )
 
 
 def _offsets(lengths: IntArray) -> IntArray:

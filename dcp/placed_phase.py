@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcp.arrays import IntArray
-from dcp.blocks import BlockGraph, Kind
+from dcp.blocks import KEY_SIDE, BlockGraph, Kind
 from dcp.ordering import row_order
 from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Schedule
 
@@ -69,7 +69,7 @@ class PlacedPhase:
     def comp_block(self, kind: Kind) -> IntArray:
         """Block of the data of a kind that each computation touches, in program order, [C]."""
         blocks = self.blocks
-        block = blocks.comp_kv if kind in (KEY_INPUT, KEY_RESULT) else blocks.comp_q
+        block = blocks.comp_kv if kind in KEY_SIDE else blocks.comp_q
         return block[self.comps]
 
     def key(

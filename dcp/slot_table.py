@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.blocks import BlockGraph, Kind
-from dcp.instructions import SLOT, Buffer, Items
+from dcp.blocks import KEY_SIDE, BlockGraph, Kind
+from dcp.instructions import KIND_OF, SLOT, Buffer, Items
 from dcp.ordering import row_order
-
-KEY_BUFFERS = (Buffer.KV_IN, Buffer.DKV_ACC, Buffer.DKV_PART)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +37,7 @@ def home_section(
 ) -> tuple[Section, IntArray]:
     """Slots of the callers' tensors, one a (home block, group), and the block of each."""
     groups = len(blocks.groups)
-    carries = blocks.has_kv if kind in (Kind.KV, Kind.DKV) else blocks.has_q
+    carries = blocks.has_kv if kind in KEY_SIDE else blocks.has_q
     mine = np.flatnonzero(carries)
     mine = mine[np.argsort(token_home[mine], kind="stable")]
     home, length = token_home[mine], blocks.token_length[mine]
@@ -59,7 +57,7 @@ def arena_section(blocks: BlockGraph, buffer: Buffer, content: Content) -> tuple
     from dcp.slot_allocation import allocate  # compiled code
 
     rows = blocks.token_length[content.block]
-    if buffer not in KEY_BUFFERS:
+    if KIND_OF[buffer] not in KEY_SIDE:
         rows = rows * blocks.groups.q_count[content.group]
     order = row_order(content.rank, content.birth, content.group, content.block)
     slot, rank, size = allocate(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dcp.arrays import IntArray
-from dcp.blocks import BlockGraph, Kind
+from dcp.blocks import KEY_SIDE, BlockGraph, Kind
 from dcp.instructions import (
     ACCUMULATOR,
     ARRIVAL,
@@ -22,7 +22,6 @@ from dcp.instructions import (
     Program,
 )
 from dcp.kernels.triton_tables import VIEW
-from dcp.runtime.attention_calls import KEY_SIDE
 from dcp.runtime.buffers import NARROW_PLANES, WIDE_PLANES, Buffers
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from dcp import slices as slice_ops
 from dcp.arrays import IntArray
-from dcp.blocks import BlockGraph, Kind
+from dcp.blocks import KEY_SIDE, BlockGraph
 from dcp.instructions import HOME_BUFFERS, KIND_OF, Buffer, Items, Program
 from dcp.kernel_interface import BlockMask
 
@@ -28,8 +28,6 @@ from dcp.kernel_interface import BlockMask
 _MOST_QUERIES = 2048
 _MOST_KEYS = 16384
 _MOST_SLICES = 48  # of a mask over several blocks; masks of more are left to their blocks
-
-KEY_SIDE = (Kind.KV, Kind.DKV)
 
 
 class Span(NamedTuple):

@@ -6,7 +6,7 @@ A slot's content has one tensor a plane (see the table of `dcp.instructions`), e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from dcp.batch import AttentionSpec
-from dcp.blocks import BlockGraph, HeadGroups, Kind
+from dcp.blocks import KEY_SIDE, BlockGraph, HeadGroups, Kind
+from dcp.errors import DtypeError, ShapeError
 from dcp.instructions import (
     ARENAS,
     ARRIVAL,
@@ -27,7 +28,7 @@ from dcp.instructions import (
     Program,
 )
 from dcp.runtime.allocation import allocate
-from dcp.runtime.attention_calls import KEY_SIDE, Span
+from dcp.runtime.attention_calls import Span
 from dcp.runtime.dtypes import DTYPES
 
 Planes = tuple[Tensor, ...]
@@ -79,7 +80,10 @@ class Buffers:
         program: The program that will run.
         inputs: Planes of each home input, Kind.Q and Kind.KV, and Kind.DO in backward:
             [local tokens, heads, head_dim], for lse and delta [local tokens, heads].
-        kept: Arenas that forward has left for backward.
+        kept: Arenas that forward has left for backward, exactly `program.kept_buffers`.
+
+    Raises:
+        ShapeError, DtypeError: what is kept is not what the program was planned for.
     """
 
     def __init__(
@@ -105,12 +109,22 @@ class Buffers:
         for kind in results:
             self._planes[HOME_OUTPUT[kind]] = self._home_output(kind, inputs)
         device = inputs[Kind.Q][0].device
+        if set(kept) != set(program.kept_buffers):
+            raise ShapeError(
+                f"got kept arenas {_names(kept)}; the program was planned with "
+                f"{_names(program.kept_buffers)}; give what its forward run has left"
+            )
         for buffer in ARENAS:
             rows = int(program.arena_rows[buffer])
+            shapes = _arena_shapes(buffer, rows, blocks.spec.head_dim)
             if buffer in kept:
+                _check_kept(buffer, kept[buffer], shapes, self.dtypes.arena(buffer))
                 self._planes[buffer] = kept[buffer]
             elif rows:
-                self._planes[buffer] = self._arena(buffer, rows, blocks.spec.head_dim, device)
+                self._planes[buffer] = tuple(
+                    allocate(shape, dtype, device)
+                    for shape, dtype in zip(shapes, self.dtypes.arena(buffer), strict=True)
+                )
 
     def planes(self, buffer: Buffer) -> Planes:
         """Whole tensors of a buffer; none of an arena without rows."""
@@ -169,16 +183,6 @@ class Buffers:
         q = like[0]
         return *wide, q.new_full(q.shape[:2], -torch.inf, dtype=self.dtypes.accumulator)
 
-    def _arena(self, buffer: Buffer, rows: int, head_dim: int, device: torch.device) -> Planes:
-        kind = KIND_OF[buffer]
-        shapes: list[tuple[int, ...]] = [(rows, head_dim)] * WIDE_PLANES[kind] + [
-            (rows,)
-        ] * NARROW_PLANES.get(kind, 0)
-        return tuple(
-            allocate(shape, dtype, device)
-            for shape, dtype in zip(shapes, self.dtypes.arena(buffer), strict=True)
-        )
-
 
 def has_replicas(groups: HeadGroups) -> bool:
     """Whether several head groups share a key head."""
@@ -189,6 +193,36 @@ def copy_planes(target: Planes, source: Planes) -> None:
     """Copy plane by plane, cast to the target's dtype."""
     for to, value in zip(target, source, strict=True):
         to.copy_(value)
+
+
+def _arena_shapes(buffer: Buffer, rows: int, head_dim: int) -> list[tuple[int, ...]]:
+    """Shape of each plane of an arena."""
+    kind = KIND_OF[buffer]
+    narrow: list[tuple[int, ...]] = [(rows,)] * NARROW_PLANES.get(kind, 0)
+    return [(rows, head_dim)] * WIDE_PLANES[kind] + narrow
+
+
+def _check_kept(
+    buffer: Buffer,
+    planes: Planes,
+    shapes: list[tuple[int, ...]],
+    dtypes: tuple[torch.dtype, ...],
+) -> None:
+    given = [tuple(plane.shape) for plane in planes]
+    if given != shapes:
+        raise ShapeError(
+            f"kept arena {buffer.name} has planes {given}; the program was planned with {shapes}; "
+            "give what its forward run has left"
+        )
+    if tuple(plane.dtype for plane in planes) != dtypes:
+        raise DtypeError(
+            f"kept arena {buffer.name} has dtypes {[plane.dtype for plane in planes]}; the "
+            f"program was planned with {list(dtypes)}; give what its forward run has left"
+        )
+
+
+def _names(buffers: Iterable[Buffer]) -> list[str]:
+    return [buffer.name for buffer in sorted(buffers)]
 
 
 def _heads(groups: HeadGroups, buffer: Buffer, group: int) -> slice | int:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from dcp.arrays import IntArray
-from dcp.blocks import BlockGraph
+from dcp.blocks import KEY_SIDE, BlockGraph
 from dcp.instructions import KIND_OF, Buffer, Items, Program
 from dcp.memory import padded_bytes
-from dcp.runtime.attention_calls import KEY_SIDE
 from dcp.runtime.buffers import NARROW_PLANES, WIDE_PLANES, PlaneDtypes
 
 _MOST_PLANES = 3
