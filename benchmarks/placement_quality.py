@@ -2,7 +2,7 @@
 
     python benchmarks/placement_quality.py batches.json --solvers
     python benchmarks/placement_quality.py batches.json --paper-limits --solvers --most 8
-    python benchmarks/placement_quality.py batches.json --crossings \
+    python benchmarks/placement_quality.py batches.json \
         --partitioner local_search:inter_weight=16 --budget 8
 
 `batches.json` is {"families": {name: [lengths, ...]}}. A cell is total MB / MB between nodes
