@@ -35,8 +35,11 @@ def memory(
 ) -> Iterator[tuple[Program, Buffers]]:
     """Both programs of a rank, each in memory of its own; the same numbers every time."""
     generator = torch.Generator().manual_seed(rank)
+    left: dict[Buffer, Planes] = {}
     for program, inputs in home_inputs(batch, plan, rank):
-        buffers = Buffers(plan.blocks, program, inputs)
+        kept = {buffer: left[buffer] for buffer in program.kept_buffers}
+        buffers = Buffers(plan.blocks, program, inputs, kept)
+        left = {arena: tuple(map(torch.empty_like, buffers.planes(arena))) for arena in ARENAS}
         for plane in (plane for arena in ARENAS for plane in buffers.planes(arena)):
             plane.copy_(torch.randn(plane.shape, generator=generator))
         yield program, buffers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,16 +13,19 @@ import torch
 from attention_runs import random_inputs, run_both_ways
 from distributed_ranks import run_ranks
 from plan_damage import kinds_of, program_of, with_program
+from program_memory import home_inputs
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dcp
 from dcp.blocks import Kind
-from dcp.errors import PlanCheckError, SpecError
+from dcp.errors import DtypeError, PlanCheckError, ShapeError, SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Buffer, CommLaunch, Program
 from dcp.memory import kept_bytes, program_bytes
 from dcp.runtime.allocation import metered
+from dcp.runtime.autograd import kept_arenas
+from dcp.runtime.buffers import Buffers, Planes
 from dcp.verification import check_plan
 
 SPEC = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -110,6 +114,45 @@ def test_what_saves_bytes_between_nodes_is_kept_first() -> None:
 def test_other_limits_are_refused(keep_bytes: object) -> None:
     with pytest.raises(SpecError, match=r"keep_bytes is .* give a whole number of bytes"):
         planned({"baseline": "ring"}, keep_bytes)  # type: ignore[arg-type]
+
+
+class TestWhatBackwardIsGiven:
+    """Anything else than what its program was planned with is refused, not made up."""
+
+    PLAN = planned({"baseline": "usp"}, None)
+
+    def give(self, change: Callable[[dict[Buffer, Planes]], dict[Buffer, Planes]]) -> None:
+        (forward, inputs), (backward, rows) = home_inputs(SELF, self.PLAN, 0)
+        left = Buffers(self.PLAN.blocks, forward, inputs)
+        kept = {buffer: left.planes(buffer) for buffer in backward.kept_buffers}
+        buffers = Buffers(self.PLAN.blocks, backward, rows, change(kept))
+        assert all(map(operator.is_, buffers.planes(Buffer.KV_IN), kept[Buffer.KV_IN]))
+
+    def test_what_forward_left(self) -> None:
+        self.give(lambda kept: kept)
+
+    def test_nothing(self) -> None:
+        with pytest.raises(ShapeError, match=r"kept arenas \[\]; .* with \['Q_IN', 'KV_IN'\]"):
+            self.give(lambda kept: {})
+        _, (backward, _) = home_inputs(SELF, self.PLAN, 0)
+        with pytest.raises(ShapeError, match=r"Q_IN has planes \[\]; .* give what its forward"):
+            self.give(lambda kept: kept_arenas(backward, iter(())))
+
+    def test_more_arenas(self) -> None:
+        with pytest.raises(ShapeError, match=r"\['Q_IN', 'KV_IN', 'O_PART'\]; the program was"):
+            self.give(lambda kept: {**kept, Buffer.O_PART: kept[Buffer.Q_IN]})
+
+    def test_one_plane_less(self) -> None:
+        with pytest.raises(ShapeError, match="KV_IN has planes"):
+            self.give(lambda kept: {**kept, Buffer.KV_IN: kept[Buffer.KV_IN][:1]})
+
+    def test_fewer_rows(self) -> None:
+        with pytest.raises(ShapeError, match="Q_IN has planes"):
+            self.give(lambda kept: {**kept, Buffer.Q_IN: (kept[Buffer.Q_IN][0][1:],)})
+
+    def test_another_dtype(self) -> None:
+        with pytest.raises(DtypeError, match=r"Q_IN has dtypes \[torch.float64\]; the program"):
+            self.give(lambda kept: {**kept, Buffer.Q_IN: (kept[Buffer.Q_IN][0].double(),)})
 
 
 class TestDamage:
