@@ -176,22 +176,21 @@ class PlanningJob:
         placement: Placement,
         problems: list[SchedulingProblem],
     ) -> Candidate:
-        blocks, devices = arrangement.blocks, self.request.cluster.num_devices
-        for schedule in (arrangement.forward, arrangement.backward):
+        cluster, blocks = self.request.cluster, arrangement.blocks
+        whole = arrangement.forward, arrangement.backward
+        for schedule in whole:
             validate_schedule(
-                blocks, placement.token_home, placement.comp_device, devices, schedule
+                blocks, placement.token_home, placement.comp_device, cluster.num_devices, schedule
             )
-        schedules = arrangement.forward, arrangement.backward
-        kept = choose_kept(blocks, self.request.cluster, *schedules, self.request.keep_bytes)
-        arrangement = replace(arrangement, backward=without(arrangement.backward, kept))
-        schedules = arrangement.forward, arrangement.backward
+        kept = choose_kept(blocks, cluster, *whole, self.request.keep_bytes)
+        sent = arrangement.forward, without(arrangement.backward, kept)
         forward, backward = (
             problem.timeline(schedule).estimate()
-            for problem, schedule in zip(problems, schedules, strict=True)
+            for problem, schedule in zip(problems, sent, strict=True)
         )
         return Candidate(
             origin=origin,
-            arrangement=arrangement,
+            arrangement=replace(arrangement, backward=sent[1]),
             placement=placement,
             kept=kept,
             forward=forward,
