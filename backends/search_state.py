@@ -93,4 +93,5 @@ class State(NamedTuple):
             getattr(self, name)[...] = getattr(other, name)
 
 
-_CHANGED = tuple(name for name in State._fields if name not in ("pins", "rules", "journal"))
+_SHARED = ("nets", "pins", "rules", "journal")
+_CHANGED = tuple(name for name in State._fields if name not in _SHARED)
