@@ -193,6 +193,29 @@ class TestDamage:
         with pytest.raises(PlanCheckError, match=r"arena KV_IN has .* rows; forward hands over"):
             check_plan(self.damaged(edit))
 
+    @pytest.mark.parametrize("of_kept", [True, False], ids=["slot", "arena"])
+    def test_messages_into_what_is_handed_over(self, of_kept: bool) -> None:
+        """A second backward pass would find them there, whether the slot held a block or not."""
+
+        def edit(program: Program) -> Program:
+            at = next(
+                index
+                for index, one in enumerate(program.instructions)
+                if isinstance(one, CommLaunch) and len(one.receives)
+            )
+            launch, kept = program.instructions[at], program.kept
+            assert isinstance(launch, CommLaunch)
+            receives = np.resize(launch.receives, len(launch.receives) + 1)
+            for name in ("slot", "block", "group"):
+                receives[name][-1] = kept[name][0]
+            instructions = list(program.instructions)
+            instructions[at] = msgspec.structs.replace(launch, receives=receives)
+            kept = kept if of_kept else kept[1:]
+            return msgspec.structs.replace(program, instructions=instructions, kept=kept)
+
+        with pytest.raises(PlanCheckError, match=r"receives into slot .* of KV_IN, an arena that"):
+            check_plan(self.damaged(edit))
+
     def test_forward_has_no_phase_before_it(self) -> None:
         forward = program_of(self.PLAN, 1, "forward")
         kept = program_of(self.PLAN, 1, "backward").kept

@@ -68,7 +68,7 @@ def check_plan(plan: ExecutionPlan) -> PlanProof:
     * every output and gradient ends at its home, made of exactly its contributions;
     * nothing is read before it has arrived or after its slot was reused, no sum is lost;
     * slots of an arena share no row and hold what they are for;
-    * what backward is to find in its slots is what forward has left there;
+    * what backward is to find in its slots is what forward has left there, and is only read;
     * every send meets its receive, and no rank can deadlock;
     * the bytes moved and the balance are those reported.
 

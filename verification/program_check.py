@@ -133,6 +133,7 @@ def check_program(
     check(receives, "slot", (ARRIVAL,), kinds=moved)
     kept = _kept(site, program)
     check(kept, "slot", (ARRIVAL,), kinds=KEPT_KINDS)
+    _check_kept_is_only_read(site, program, receives)
     for field in SUM_FIELDS[phase]:
         check.range(attention, FRESH_FLAG[field], 2)
     check.range(reduce, "fresh", 2)
@@ -157,6 +158,19 @@ def _kept(site: Site, program: Program) -> Gathered:
     if len(items) and site.phase == "forward":
         raise site.fault(f"{len(items)} blocks are kept for forward, which has no phase before it")
     return Gathered(items=items, index=np.full(len(items), NO_INSTRUCTION))
+
+
+def _check_kept_is_only_read(site: Site, program: Program, receives: Gathered) -> None:
+    """Backward may run again, on the same arenas; of its instructions only receives fill them."""
+    buffer = program.slots["buffer"][receives.items["slot"]]
+    into_kept = np.isin(buffer, program.kept_buffers)
+    if into_kept.any():
+        first = int(into_kept.argmax())
+        text = (
+            f"receives into slot {receives.items['slot'][first]} of {Buffer(buffer[first]).name}, "
+            "an arena that forward hands over, which is only read"
+        )
+        raise _item_fault(site, receives, first, text)
 
 
 def _check_mask_table(site: Site, program: Program) -> None:
