@@ -47,14 +47,6 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def fill_costs(tables: Tables, comps: IntArray, cost: IntArray) -> None:
-    """Bytes added by moving each of these computations to each place, [n, places]."""
-    for index in range(len(comps)):
-        for place in range(len(tables.loads)):
-            cost[index, place] = _cost(tables, comps[index], place)
-
-
-@compiled
 def move(tables: Tables, comp: int, place: int) -> None:
     """Compute a block elsewhere."""
     _move(tables, comp, place)

@@ -1,4 +1,4 @@
-"""Which devices touch which data blocks, and what a change of place costs in bytes."""
+"""Which devices touch which data blocks, and how many bytes each saves as a home."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from dcp.arrays import IntArray
 from dcp.backends.answers import loads
-from dcp.backends.settle_kernels import Scratch, Tables, fill_costs, move
+from dcp.backends.settle_kernels import Scratch, Tables, move
 from dcp.placement import PlacementProblem
 
 
@@ -63,12 +63,6 @@ class Touching:
         touched = np.where(self.tables.users > 0, self.tables.size[:, None], 0)
         saved = touched.reshape(*self._shape, -1).sum(axis=(0, 2))
         return np.asarray(saved, dtype=np.int64)
-
-    def move_cost(self, comps: IntArray) -> IntArray:
-        """Bytes added by moving each of these computation blocks to each place, [n, P]."""
-        cost = np.empty((len(comps), len(self.loads)), dtype=np.int64)
-        fill_costs(self.tables, comps, cost)
-        return cost
 
     def move(self, comp: int, place: int) -> None:
         """Compute a block elsewhere."""
