@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dcp.backends.overlap_inputs import Inputs
-from dcp.backends.overlap_work import Work
+from dcp.backends.overlap_work import DeviceWork
 from dcp.checks import check_integer
 from dcp.scheduling import Schedule, Scheduler, SchedulingProblem, Transfers
 
@@ -50,7 +50,7 @@ class OverlapSchedule(Scheduler):
     def schedule(self, problem: SchedulingProblem) -> Schedule:
         """Answer a problem."""
         inputs = Inputs.of(problem)
-        work = Work.of(problem, inputs)
+        work = DeviceWork.of(problem, inputs)
 
         def candidates(choices: list[_Choice]) -> list[_Candidate]:
             fitting = [each for each in choices if each.divisions <= self.most_divisions]
@@ -97,13 +97,15 @@ def _simplest(tried: list[_Candidate]) -> _Candidate:
 
 
 def _candidate(
-    problem: SchedulingProblem, inputs: Inputs, work: Work, choice: _Choice
+    problem: SchedulingProblem, inputs: Inputs, work: DeviceWork, choice: _Choice
 ) -> _Candidate:
     schedule = _arranged(problem, inputs, work, choice)
     return _Candidate(choice, schedule, problem.timeline(schedule).total_s)
 
 
-def _arranged(problem: SchedulingProblem, inputs: Inputs, work: Work, choice: _Choice) -> Schedule:
+def _arranged(
+    problem: SchedulingProblem, inputs: Inputs, work: DeviceWork, choice: _Choice
+) -> Schedule:
     """The schedule of one choice."""
     division_s = work.longest_s / choice.divisions
     step = inputs.arrivals(choice.divisions, choice.ahead * division_s)

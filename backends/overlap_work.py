@@ -13,7 +13,7 @@ from dcp.scheduling import SchedulingProblem
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Work:
+class DeviceWork:
     """Computation blocks and what becomes of their results.
 
     Blocks of a device that are part of the same result lie together; all that is left at home
@@ -38,7 +38,7 @@ class Work:
     longest_s: float
 
     @classmethod
-    def of(cls, problem: SchedulingProblem, inputs: Inputs) -> Work:
+    def of(cls, problem: SchedulingProblem, inputs: Inputs) -> DeviceWork:
         """Work of a placed batch in one phase."""
         result = inputs.of_query
         if problem.phase == "backward":
