@@ -264,7 +264,9 @@ def test_volumes_are_below_what_was_known(name: str, mask: str) -> None:
         ("longalign_like", "lambda", EIGHT_BY_TWO),
     ],
 )
-def test_no_more_is_sent_than_by_kahypar(name: str, mask: str, cluster: Cluster) -> None:
+def test_three_workloads_send_no_more_than_by_kahypar(
+    name: str, mask: str, cluster: Cluster
+) -> None:
     """Neither in all nor between nodes, under the default limits."""
     problem = workload(name, MASKS[mask], cluster)
     theirs = evaluate(problem, KaHyPar().place(problem))
