@@ -34,6 +34,7 @@ from dcp.placement import Limits, Placement, PlacementProblem, evaluate
 
 TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
 
+
 class Result(NamedTuple):
     """What one placement costs."""
 
