@@ -126,11 +126,11 @@ def _launch(moves: list[Moves], tile: int) -> CopyLaunch:
     end = np.append(begin[1:], len(order))
     first = order[begin]
     tokens, heads, columns = shape[first].T
-    begun = np.logical_or.reduceat(fresh[order], begin)
+    fresh = np.logical_or.reduceat(fresh[order], begin)
     draft = Draft(
         tiles=tiles_of(tokens, heads, tile),
         rows=Records(
-            numbers=np.stack([tokens, begun, begin, end, columns], axis=1).astype(np.int64),
+            numbers=np.stack([tokens, fresh, begin, end, columns], axis=1).astype(np.int64),
             wide=views(into[first]),
             narrow=no_views(len(first)),
         ),
