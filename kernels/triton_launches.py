@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -45,16 +46,18 @@ class Launch:
     Attributes:
         name: The kernel.
         arguments: What it is given: planes, and tuples of planes as one argument.
-        draft: Its table.
         tile: Its warps and stages.
         more: Numbers and compile-time constants, by name.
     """
 
     name: str
     arguments: tuple[Plane | tuple[Plane, ...], ...]
-    draft: Draft
     tile: Tiling
     more: dict[str, float]
+
+
+Drafted: TypeAlias = tuple[Launch, Draft]
+"""A launch and its table on the host, which nobody needs once it is on the device."""
 
 
 class Drafter:
@@ -81,8 +84,8 @@ class Drafter:
         self._adds_to_home = has_replicas(blocks.groups)
         self._tiles = forward, backward
 
-    def launches(self) -> Iterator[tuple[Key, list[Launch]]]:
-        """Every instruction's launches."""
+    def launches(self) -> Iterator[tuple[Key, list[Drafted]]]:
+        """Every instruction's launches and their tables."""
         for one in self._program.instructions:
             if isinstance(one, Attention):
                 yield ("run", id(one)), self._attention(one)
@@ -97,63 +100,58 @@ class Drafter:
                 unpacking = triton_copies.unpacking(self._places, received)
                 yield ("unpack", id(one)), _copies(unpacking)
 
-    def _attention(self, one: Attention) -> list[Launch]:
+    def _attention(self, one: Attention) -> list[Drafted]:
         if "dout" in (one.items.dtype.names or ()):
             return self._backward(one)
         tile, accumulator = self._tiles[0], self._places.accumulator
-        return [
-            Launch(
-                name="forward",
-                arguments=(
-                    *self._inputs(_FORWARD_INPUTS),
-                    accumulator(Kind.O, 0),
-                    accumulator(Kind.O, 1),
-                ),
-                draft=triton_drafts.forward(self._places, self._masks, one.items, tile.queries),
-                tile=tile,
-                more=self._constants(tile),
-            )
-        ]
+        outputs = accumulator(Kind.O, 0), accumulator(Kind.O, 1)
+        launch = Launch(
+            name="forward",
+            arguments=(*self._inputs(_FORWARD_INPUTS), *outputs),
+            tile=tile,
+            more=self._constants(tile),
+        )
+        table = triton_drafts.forward(self._places, self._masks, one.items, tile.queries)
+        return [(launch, table)]
 
-    def _backward(self, one: Attention) -> list[Launch]:
+    def _backward(self, one: Attention) -> list[Drafted]:
         tile, accumulator = self._tiles[1], self._places.accumulator
         inputs = self._inputs(_BACKWARD_INPUTS)
         more = {"scale": self._spec.scale, **self._constants(tile)}
+        of_queries = Launch(
+            name="backward_dq",
+            arguments=(*inputs, accumulator(Kind.DQ, 0)),
+            tile=tile,
+            more=more,
+        )
+        of_keys = Launch(
+            name="backward_dkv",
+            arguments=(*inputs, accumulator(Kind.DKV, 0), accumulator(Kind.DKV, 1)),
+            tile=tile,
+            more=more,
+        )
+        source = self._places, self._masks, one.items
         return [
-            Launch(
-                name="backward_dq",
-                arguments=(*inputs, accumulator(Kind.DQ, 0)),
-                draft=triton_drafts.backward_dq(self._places, self._masks, one.items, tile.queries),
-                tile=tile,
-                more=more,
-            ),
-            Launch(
-                name="backward_dkv",
-                arguments=(*inputs, accumulator(Kind.DKV, 0), accumulator(Kind.DKV, 1)),
-                draft=triton_drafts.backward_dkv(self._places, self._masks, one.items, tile.keys),
-                tile=tile,
-                more=more,
-            ),
+            (of_queries, triton_drafts.backward_dq(*source, tile.queries)),
+            (of_keys, triton_drafts.backward_dkv(*source, tile.keys)),
         ]
 
-    def _reduction(self, one: Reduce) -> list[Launch]:
+    def _reduction(self, one: Reduce) -> list[Drafted]:
         kinds = {KIND_OF[Buffer(each)] for each in self._places.buffers_of(one.items["dst"])}
         if Kind.O not in kinds:
             fresh = np.not_equal(one.items["fresh"], 0)
             return _copies(triton_copies.of_rows(self._places, one.items, fresh), adds=True)
         planes = [self._places.accumulator(Kind.O, plane) for plane in (0, 1)]
         planes += [self._places.plane(Buffer.O_PART, plane) for plane in (0, 1)]
-        return [
-            Launch(
-                name="merge",
-                arguments=tuple(planes),
-                draft=triton_drafts.merge(self._places, one.items, MERGE.queries),
-                tile=MERGE,
-                more=merge_constants(self._spec.head_dim),
-            )
-        ]
+        launch = Launch(
+            name="merge",
+            arguments=tuple(planes),
+            tile=MERGE,
+            more=merge_constants(self._spec.head_dim),
+        )
+        return [(launch, triton_drafts.merge(self._places, one.items, MERGE.queries))]
 
-    def _copy(self, one: Copy) -> list[Launch]:
+    def _copy(self, one: Copy) -> list[Drafted]:
         """Copies; but gradients of a key head that several head groups share add up at home."""
         to_keys = self._places.buffers_of(one.items["dst"]) == Buffer.DKV
         added = to_keys & self._adds_to_home
@@ -169,14 +167,14 @@ class Drafter:
         return attention_constants(tile, self._spec.head_dim, self._spec.scale)
 
 
-def _copies(moves: Iterable[Moves], *, adds: bool = False) -> list[Launch]:
-    return [
-        Launch(
+def _copies(moves: Iterable[Moves], *, adds: bool = False) -> list[Drafted]:
+    drafted = []
+    for one in triton_copies.launches(moves, COPY.queries, adds=adds):
+        launch = Launch(
             name="copy",
             arguments=(one.targets, one.sources),
-            draft=one.draft,
             tile=COPY,
             more=copy_constants(one.columns),
         )
-        for one in triton_copies.launches(moves, COPY.queries, adds=adds)
-    ]
+        drafted.append((launch, one.draft))
+    return drafted

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from dcp.kernels.triton_places import Plane, strides_of
 from dcp.kernels.triton_tables import Table, build
 from dcp.kernels.triton_tiling import Tiling
 from dcp.runtime.buffers import Buffers
+from dcp.runtime.once import once_a_program
 
 Prepared: TypeAlias = dict[Key, list[tuple[Launch, Table]]]
 
@@ -49,11 +49,12 @@ class TritonProgram(ProgramKernel):
         (q,) = buffers.planes(Buffer.Q)
         check(q, *buffers.planes(Buffer.KV), *buffers.planes(Buffer.DO)[:1])
         self._buffers = buffers
-        kept = _kept.setdefault(program, {})
+        prepared = _of_layouts(blocks, program)
         key = q.device, strides_of(buffers), forward, backward
-        if key not in kept:
-            kept[key] = _prepared(Drafter(blocks, program, buffers, forward, backward), q.device)
-        self._prepared = kept[key]
+        if key not in prepared:
+            drafter = Drafter(blocks, program, buffers, forward, backward)
+            prepared[key] = _prepared(drafter, q.device)
+        self._prepared = prepared[key]
 
     def attend(self, instruction: Attention) -> None:
         """See `ProgramKernel.attend`."""
@@ -92,11 +93,13 @@ class TritonProgram(ProgramKernel):
         return data.view(plane.dtype)
 
 
-_kept: WeakKeyDictionary[Program, dict[Hashable, Prepared]] = WeakKeyDictionary()
+@once_a_program
+def _of_layouts(blocks: BlockGraph, program: Program) -> dict[Hashable, Prepared]:
+    """What a program has been prepared for: none at first; filled by whoever asks."""
+    return {}
 
 
 def _prepared(drafter: Drafter, device: torch.device) -> Prepared:
     launches = dict(drafter.launches())
-    drafts = [one.draft for several in launches.values() for one in several]
-    tables = iter(build(drafts, device))
-    return {key: [(one, next(tables)) for one in several] for key, several in launches.items()}
+    tables = iter(build([draft for several in launches.values() for _, draft in several], device))
+    return {key: [(one, next(tables)) for one, _ in several] for key, several in launches.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from dcp.errors import BackendError
 from dcp.instructions import Attention, CommLaunch, Copy, Reduce
 from dcp.kernels import triton_program
 from dcp.kernels.triton_attention import TritonAttention
+from dcp.kernels.triton_tables import Draft
 from dcp.runtime.executor import Executor
 from dcp.runtime.messages import ProgramMessages
 from dcp.runtime.transports import Receive, Send, Transport
@@ -98,6 +100,18 @@ def test_tables_are_made_once_a_program_and_layout(launches: Launches) -> None:
     for made, tensors in ((1, views), (2, copies), (2, views), (2, copies)):
         cp.attention(plan, *tensors)
         assert len(launches.built) == made
+
+
+def test_tables_on_the_host_do_not_outlive_their_upload() -> None:
+    plan = planned()
+    bound = [
+        TritonAttention().bind(plan.blocks, *both)
+        for rank in range(4)
+        for both in memory(BATCH, plan, rank)
+    ]
+    gc.collect()
+    assert bound
+    assert not any(type(one) is Draft for one in gc.get_objects())
 
 
 class Nowhere(Transport):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from dcp.arrays import IntArray
 from dcp.blocks import KEY_SIDE, BlockGraph
 from dcp.instructions import HOME_BUFFERS, KIND_OF, Buffer, Items, Program
 from dcp.kernel_interface import BlockMask
+from dcp.runtime.once import once_a_program
 
 # Above, calls are efficient already, and copies and temporary tensors only grow.
 _MOST_QUERIES = 2048
@@ -81,12 +81,11 @@ class ProgramCalls:
         self._masks = [program.mask_slices[low:high] for low, high in pairwise(edges)]
         self._compiled: dict[int, list[AttentionCall]] = {}
 
-    @classmethod
-    def of(cls, blocks: BlockGraph, program: Program) -> ProgramCalls:
+    @staticmethod
+    @once_a_program
+    def of(blocks: BlockGraph, program: Program) -> ProgramCalls:
         """Those of a program, kept as long as the program lives."""
-        if program not in _kept:
-            _kept[program] = cls(blocks, program)
-        return _kept[program]
+        return ProgramCalls(blocks, program)
 
     def calls(self, items: Items) -> list[AttentionCall]:
         """Calls for the items of one of the program's instructions."""
@@ -192,9 +191,6 @@ class ProgramCalls:
         if second.buffer != first.buffer or second.offset != first.offset + rows:
             return None
         return Span(first.buffer, first.offset, first.tokens + second.tokens)
-
-
-_kept: WeakKeyDictionary[Program, ProgramCalls] = WeakKeyDictionary()
 
 
 class _Part(NamedTuple):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from dcp.blocks import KEY_SIDE, BlockGraph
 from dcp.instructions import KIND_OF, Buffer, Items, Program
 from dcp.memory import padded_bytes
 from dcp.runtime.buffers import NARROW_PLANES, WIDE_PLANES, PlaneDtypes
+from dcp.runtime.once import once_a_program
 
 _MOST_PLANES = 3
 
@@ -69,12 +69,11 @@ class ProgramMessages:
         self._row_bytes = _row_bytes(PlaneDtypes.of(blocks.spec), blocks.spec.head_dim)
         self._laid_out: dict[int, StepMessages] = {}
 
-    @classmethod
-    def of(cls, blocks: BlockGraph, program: Program) -> ProgramMessages:
+    @staticmethod
+    @once_a_program
+    def of(blocks: BlockGraph, program: Program) -> ProgramMessages:
         """Those of a program, kept as long as the program lives."""
-        if program not in _kept:
-            _kept[program] = cls(blocks, program)
-        return _kept[program]
+        return ProgramMessages(blocks, program)
 
     def of_items(self, items: Items) -> StepMessages:
         """Messages of the sends or the receives of one of the program's launches."""
@@ -98,9 +97,6 @@ class ProgramMessages:
             messages.append(Message(int(peer), int(block), begin, total))
             total = padded_bytes(total)
         return StepMessages(messages=tuple(messages), items=items, begins=begins, nbytes=total)
-
-
-_kept: WeakKeyDictionary[Program, ProgramMessages] = WeakKeyDictionary()
 
 
 def _runs(values: IntArray) -> Iterator[tuple[int, int]]:
