@@ -1,4 +1,8 @@
-"""Masks of blocks as torch's operators take them, derived once and kept while they are in use."""
+"""Masks of blocks as torch's operators take them, derived once and kept while they are in use.
+
+They are computed on the stream that was current when they were first asked for, and later ones do
+not wait for it, so there is one computing stream a device.
+"""
 
 from __future__ import annotations
 

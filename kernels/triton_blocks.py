@@ -1,4 +1,8 @@
-"""Tables for one block at a time: tensors used whole, made once for each shape and mask."""
+"""Tables for one block at a time: tensors used whole, made once for each shape and mask.
+
+Their upload is ordered with launches by the stream that was current when they were made, so there
+is one computing stream a device.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The tables of a program are made when it first runs in memory of this layout, brought to the
 device together, and kept as long as the program lives; so between instructions nothing moves from
-the host. They point at slots where these lie: nothing is gathered before a launch.
+the host. They point at slots where these lie: nothing is gathered before a launch. Uploads are
+ordered with launches by the current stream alone, so there is one computing stream a device.
 """
 
 from __future__ import annotations
