@@ -19,6 +19,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,6 +32,7 @@ from dcp.instructions import Attention, CommLaunch, Copy, Program, Reduce
 from dcp.kernel_interface import BlockMask, Kernel, ProgramKernel
 from dcp.runtime.block_by_block import BlockByBlock
 from dcp.runtime.buffers import Buffers
+from dcp.runtime.once import once_a_program
 
 LARGEST_HEAD_DIM = 256
 _HEAD_DIM_UNIT = 8
@@ -156,7 +158,8 @@ class FlashProgram(ProgramKernel):
         self, kernel: FlashAttention, blocks: BlockGraph, program: Program, buffers: Buffers
     ) -> None:
         self._attention = BlockByBlock(kernel, blocks, program, buffers)
-        self._rest = other_kernel(kernel.other).bind(blocks, program, buffers)
+        rest = _without_attention(blocks, program)
+        self._rest = other_kernel(kernel.other).bind(blocks, rest, buffers)
 
     def attend(self, instruction: Attention) -> None:
         """See `ProgramKernel.attend`."""
@@ -177,6 +180,13 @@ class FlashProgram(ProgramKernel):
     def unpack(self, launch: CommLaunch, data: Tensor) -> None:
         """See `ProgramKernel.unpack`."""
         self._rest.unpack(launch, data)
+
+
+@once_a_program
+def _without_attention(blocks: BlockGraph, program: Program) -> Program:
+    """What the other kernel prepares for: it is never asked for attention by a program."""
+    rest = [one for one in program.instructions if not isinstance(one, Attention)]
+    return msgspec.structs.replace(program, instructions=rest)
 
 
 @lru_cache

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dcp
 from dcp.errors import BackendError
 from dcp.instructions import Attention, CommLaunch, Copy, Reduce
-from dcp.kernels import triton_program
+from dcp.kernels import flash_attn, triton_drafts, triton_program
+from dcp.kernels.flash_attn import FlashAttention
 from dcp.kernels.triton_attention import TritonAttention
 from dcp.kernels.triton_tables import Draft
 from dcp.runtime.executor import Executor
@@ -178,3 +179,25 @@ def test_accumulators_of_several_inputs_are_refused() -> None:
     damaged = msgspec.structs.replace(program, instructions=instructions)
     with pytest.raises(BackendError, match="name different slots as 'q'"):
         TritonAttention().bind(plan.blocks, damaged, buffers)
+
+
+def test_beside_flash_attn_it_makes_no_tables_of_attention(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what it would refuse of attention is not refused either."""
+    monkeypatch.setattr(flash_attn, "other_kernel", lambda request: TritonAttention())
+    monkeypatch.setattr(triton_drafts.Rows, "check_alike", lambda *rest: pytest.fail("attention"))
+    plan = planned()
+    bound = 0
+    for rank in range(4):
+        for program, buffers in memory(BATCH, plan, rank):
+            for _ in range(2):
+                kernel = FlashAttention().bind(plan.blocks, program, buffers)
+            bound += 1
+            for one in program.instructions:
+                if isinstance(one, Reduce):
+                    kernel.reduce(one)
+                elif isinstance(one, Copy):
+                    kernel.copy(one)
+    assert launches.names
+    assert len(launches.built) == bound
