@@ -19,8 +19,10 @@ from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.checks import check_integer, check_number
 from dcp.cluster import Cluster
-from dcp.errors import PlacementError
+from dcp.errors import PlacementError, SpecError
 from dcp.packing import tightest_load
+
+_MOST_FLOPS = 2**62  # sums of work are int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +95,14 @@ class PlacementProblem:
         seed: int = 0,
         budget: float = 1.0,
     ) -> PlacementProblem:
-        """The problem of placing these blocks on this cluster."""
+        """The problem of placing these blocks on this cluster.
+
+        Raises:
+            SpecError: an illegal seed or budget, or more work than 64 bits count.
+        """
         check_number("budget", budget, positive=True)
         check_integer("seed", seed, least=0)
+        _check_countable(blocks)
         whole = _loads(blocks.token_whole, blocks.token_length, blocks.num_token_blocks)
         return cls(
             token_tokens=blocks.token_length,
@@ -108,7 +115,7 @@ class PlacementProblem:
             limits=limits or Limits(),
             token_limit=tightest_load(whole[whole > 0], cluster.num_devices),
             comp_whole=None if (whole > 0).all() else blocks.comp_whole,
-            seed=seed,
+            seed=int(seed),
             budget=budget,
         )
 
@@ -153,6 +160,15 @@ class PlacementProblem:
         if self.limits.device is None:
             return float("inf")
         return compute_limit(self.whole_flops, self.cluster.num_devices, self.limits.device)
+
+
+def _check_countable(blocks: BlockGraph) -> None:
+    flops = float((blocks.comp_pairs * 1.0 * blocks.flops_a_pair[blocks.comp_group]).sum())
+    if flops >= _MOST_FLOPS:
+        raise SpecError(
+            f"attention of the batch takes {flops:.2g} FLOPs, more than can be counted; legal: "
+            f"less than {_MOST_FLOPS:.2g}; plan fewer tokens at a time"
+        )
 
 
 def compute_limit(flops: IntArray, bins: int, epsilon: float) -> float:

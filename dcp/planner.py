@@ -78,6 +78,8 @@ def plan(
             f"keep_bytes is {keep_bytes!r}; give a whole number of bytes, 0 or more, or None for "
             "no limit"
         )
+    if selection is not None and not isinstance(selection, SelectionTable):
+        raise SpecError(f"selection is {selection!r}; give a dcp.SelectionTable, or None")
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(
         batch=batch, spec=heads, cluster=cluster, block_size=size, keep_bytes=keep_bytes

@@ -138,6 +138,13 @@ def test_the_budget_must_be_positive(bad):
 
 
 @pytest.mark.property
+def test_more_work_than_64_bits_count_is_refused():
+    spec = AttentionSpec(num_q_heads=32, num_kv_heads=8, head_dim=128)
+    blocks = cut(Batch([2**25]), spec, 2**22)
+    with pytest.raises(SpecError, match=r"takes 9.2e\+18 FLOPs.*legal: less than 4.6e\+18"):
+        PlacementProblem.of(blocks, Cluster(nodes=1, devices_per_node=2))
+
+
 @given(weights=st.lists(st.integers(0, 50), max_size=20), bins=st.integers(1, 5))
 def test_the_tightest_load_is_reached_by_its_own_packing(weights, bins):
     weights = np.array(weights, dtype=np.int64)

@@ -184,3 +184,13 @@ def test_more_devices_than_blocks_leave_some_idle():
 def test_block_sizes_must_be_positive_integers(bad):
     with pytest.raises(SpecError, match="block_size"):
         plan(block_size=bad)
+
+
+def test_a_selection_must_be_a_table():
+    with pytest.raises(SpecError, match=r"selection is 'zigzag'; give a dcp\.SelectionTable"):
+        plan(selection="zigzag")
+
+
+def test_a_seed_may_be_any_integer():
+    asked = {"partitioner": "local_search", "scheduler": "sequential"}
+    assert plan(seed=np.int64(3), **asked).digest == plan(seed=3, **asked).digest
