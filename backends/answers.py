@@ -1,10 +1,11 @@
-"""What every partitioner does with answers: settle degenerate problems, choose the best."""
+"""What every partitioner does with answers: settle degenerate problems, repair, choose the best."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from dcp.arrays import IntArray
 from dcp.packing import pack_longest_first
 from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
@@ -28,12 +29,15 @@ def node_epsilon(limits: Limits) -> float:
     return limits.inter_node if limits.device is None else min(limits.inter_node, limits.device / 2)
 
 
-def cheapest(problem: PlacementProblem, answers: list[Assignment]) -> Assignment:
-    """The best of several answers: within the limits, few bytes, even work.
+def cheapest(problem: PlacementProblem, found: Iterable[Assignment]) -> Assignment:
+    """The best of several answers, each repaired: within the limits, few bytes, even work.
 
     Bytes between nodes count twice, and all bytes are multiplied by the compute imbalance, so
     that an answer cannot buy a few bytes with much waiting.
     """
+    from dcp.backends.repair import repair  # compiled code
+
+    answers = [repair(problem, answer) for answer in found]
     placements = [evaluate(problem, answer) for answer in answers]
     prices = [
         (
@@ -44,10 +48,3 @@ def cheapest(problem: PlacementProblem, answers: list[Assignment]) -> Assignment
         for one in placements
     ]
     return answers[prices.index(min(prices))]
-
-
-def loads(where: IntArray, weights: IntArray, places: int) -> IntArray:
-    """Sum of weights at every place, [places]."""
-    total = np.zeros(places, dtype=np.int64)
-    np.add.at(total, where, weights)
-    return total

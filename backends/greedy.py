@@ -16,8 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from dcp.arrays import BoolArray, FloatArray, IntArray
-from dcp.backends.answers import cheapest, loads, trivial_answer
+from dcp.backends.answers import cheapest, trivial_answer
 from dcp.backends.pairs import Pairs
+from dcp.packing import loads
 from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 _TOLERANCES = (0.03, 0.1)
@@ -47,9 +48,7 @@ class Greedy(Partitioner):
         dealt = deal_in_order(problem)
         if _moves_needed(problem, dealt) <= _MOST_MOVES * problem.budget:
             candidates.append(dealt)
-        from dcp.backends.repair import repair  # compiled code
-
-        return cheapest(problem, [repair(problem, candidate) for candidate in candidates])
+        return cheapest(problem, candidates)
 
 
 def deal_in_order(problem: PlacementProblem) -> Assignment:

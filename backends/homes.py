@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.answers import loads
-from dcp.packing import pack_longest_first
+from dcp.packing import loads, pack_longest_first
 
 _MAX_PASSES = 8
 

@@ -70,9 +70,7 @@ def place_with(
     tries = [
         replace(problem, seed=problem.seed + more) for more in range(max(1, int(problem.budget)))
     ]
-    from dcp.backends.repair import repair  # compiled code
-
-    return cheapest(problem, [repair(problem, solve(one)) for one in tries])
+    return cheapest(problem, map(solve, tries))
 
 
 def solve_by_levels(

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dcp.arrays import IntArray
 from dcp.backends.answers import trivial_answer
 from dcp.errors import SpecError
+from dcp.packing import loads
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem, evaluate
 
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
@@ -93,10 +93,5 @@ def _holds_what_is_asked(problem: PlacementProblem, answer: Assignment) -> bool:
 
 def _keeps_tokens(problem: PlacementProblem, answer: Assignment) -> bool:
     """Whether no device holds more tokens than the tightest packing does."""
-    return bool(_tokens(problem, answer).max(initial=0) <= problem.token_limit)
-
-
-def _tokens(problem: PlacementProblem, answer: Assignment) -> IntArray:
-    held = np.zeros(problem.cluster.num_devices, dtype=np.int64)
-    np.add.at(held, answer.token_home, problem.token_tokens)
-    return held
+    held = loads(answer.token_home, problem.token_tokens, problem.cluster.num_devices)
+    return bool(held.max(initial=0) <= problem.token_limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.answers import loads
+from dcp.packing import loads
 from dcp.placement import PlacementProblem
 
 

@@ -11,7 +11,7 @@ from dcp.backends.search_level import Level
 from dcp.backends.search_packing import repacked
 from dcp.backends.search_seed_kernels import choose_homes, count_users, ease
 from dcp.backends.search_state import DEVICE, NODE, RULES, Records, State
-from dcp.packing import tightest_load
+from dcp.packing import loads, tightest_load
 from dcp.placement import PlacementProblem
 
 _ENTRY_SHARE = 0.75
@@ -103,8 +103,7 @@ class Places:
         limit, tokens = int(state.rules["token_limit"][0]), state.tokens["tokens"].astype(np.int64)
         if home is None:
             home = self._chosen_homes(state, tokens, limit, node)
-        held = np.zeros(len(self), dtype=np.int64)
-        np.add.at(held, home, tokens)
+        held = loads(home, tokens, len(self))
         if held.max() > limit:
             saving, home = savings(state), home.copy()
             if not ease(saving, tokens, home, held, limit):

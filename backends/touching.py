@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.answers import loads
 from dcp.backends.settle_kernels import Scratch, Tables, move
+from dcp.packing import loads
 from dcp.placement import PlacementProblem
 
 

@@ -1,4 +1,4 @@
-"""Packing weights into equal bins: the tightest load that whole blocks allow."""
+"""Weights in bins: their loads, and the tightest that whole blocks allow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ def pack_longest_first(weights: IntArray, bins: int) -> IntArray:
     return where
 
 
+def loads(where: IntArray, weights: IntArray, bins: int) -> IntArray:
+    """Sum of the weights in every bin, [bins]."""
+    total = np.zeros(bins, dtype=np.int64)
+    np.add.at(total, where, weights)
+    return total
+
+
 def tightest_load(weights: IntArray, bins: int) -> int:
     """Largest bin of the packing above, which is therefore always reachable."""
-    loads = np.zeros(bins, dtype=np.int64)
-    np.add.at(loads, pack_longest_first(weights, bins), weights)
-    return int(loads.max())
+    return int(loads(pack_longest_first(weights, bins), weights, bins).max())

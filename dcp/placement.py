@@ -20,7 +20,7 @@ from dcp.blocks import BlockGraph, Kind
 from dcp.checks import check_integer, check_number
 from dcp.cluster import Cluster
 from dcp.errors import PlacementError, SpecError
-from dcp.packing import tightest_load
+from dcp.packing import loads, tightest_load
 
 _MOST_FLOPS = 2**62  # sums of work are int64
 
@@ -103,7 +103,7 @@ class PlacementProblem:
         check_number("budget", budget, positive=True)
         check_integer("seed", seed, least=0)
         _check_countable(blocks)
-        whole = _loads(blocks.token_whole, blocks.token_length, blocks.num_token_blocks)
+        whole = loads(blocks.token_whole, blocks.token_length, blocks.num_token_blocks)
         return cls(
             token_tokens=blocks.token_length,
             data_bytes=blocks.data_bytes,
@@ -142,7 +142,7 @@ class PlacementProblem:
         """Work of whole computation blocks, which limits are made for."""
         if self.comp_whole is None:
             return self.comp_flops
-        return _loads(self.comp_whole, self.comp_flops, int(self.comp_whole.max(initial=-1)) + 1)
+        return loads(self.comp_whole, self.comp_flops, int(self.comp_whole.max(initial=-1)) + 1)
 
     @cached_property
     def node_compute_limit(self) -> float:
@@ -255,16 +255,16 @@ def evaluate(problem: PlacementProblem, assignment: Assignment) -> Placement:
         comp_device=device,
         volume_bytes=_volume(problem, home, device),
         inter_node_bytes=_volume(problem, node_of[home], node_of[device]),
-        compute_imbalance=imbalance(_loads(device, problem.comp_flops, devices)),
-        token_imbalance=imbalance(_loads(home, problem.token_tokens, devices)),
+        compute_imbalance=imbalance(loads(device, problem.comp_flops, devices)),
+        token_imbalance=imbalance(loads(home, problem.token_tokens, devices)),
         violations=tuple(_violations(problem, home, device)),
     )
 
 
-def imbalance(loads: IntArray) -> float:
+def imbalance(load: IntArray) -> float:
     """Max ÷ mean of the loads; 1 where all are 0."""
-    total = int(loads.sum())
-    return float(loads.max() * len(loads) / total) if total else 1.0
+    total = int(load.sum())
+    return float(load.max() * len(load) / total) if total else 1.0
 
 
 def _checked(name: str, values: IntArray, count: int, devices: int) -> IntArray:
@@ -281,12 +281,6 @@ def _checked(name: str, values: IntArray, count: int, devices: int) -> IntArray:
         )
     array.setflags(write=False)
     return array
-
-
-def _loads(where: IntArray, weights: IntArray, bins: int) -> IntArray:
-    loads = np.zeros(bins, dtype=np.int64)
-    np.add.at(loads, where, weights)
-    return loads
 
 
 def _volume(problem: PlacementProblem, home: IntArray, comp: IntArray) -> int:
@@ -310,27 +304,27 @@ def _whole_flops_of(problem: PlacementProblem, chosen: BoolArray) -> IntArray:
     flops = problem.comp_flops[chosen]
     if problem.comp_whole is None:
         return flops
-    sums = _loads(problem.comp_whole[chosen], flops, len(problem.whole_flops))
+    sums = loads(problem.comp_whole[chosen], flops, len(problem.whole_flops))
     return sums[sums > 0]
 
 
 def _violations(problem: PlacementProblem, home: IntArray, device: IntArray) -> list[str]:
     cluster, found = problem.cluster, []
-    tokens = _loads(home, problem.token_tokens, cluster.num_devices)
+    tokens = loads(home, problem.token_tokens, cluster.num_devices)
     if tokens.max() > problem.token_allowance:
         found.append(
             f"device {int(tokens.argmax())} holds {int(tokens.max())} tokens, "
             f"limit {problem.token_allowance}"
         )
     node = cluster.device_node[device]
-    node_flops = _loads(node, problem.comp_flops, cluster.nodes)
+    node_flops = loads(node, problem.comp_flops, cluster.nodes)
     if node_flops.max() > problem.node_compute_limit:
         found.append(
             f"node {int(node_flops.argmax())} computes {int(node_flops.max()):.4g} FLOPs, "
             f"limit {problem.node_compute_limit:.4g}"
         )
-    loads = _loads(device, problem.comp_flops, cluster.num_devices)
-    for index, load in enumerate(loads.reshape(cluster.nodes, -1).max(axis=1)):
+    busiest = loads(device, problem.comp_flops, cluster.num_devices).reshape(cluster.nodes, -1)
+    for index, load in enumerate(busiest.max(axis=1)):
         limit = problem.device_compute_limit(_whole_flops_of(problem, node == index))
         if load > limit:
             found.append(

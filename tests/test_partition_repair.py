@@ -13,14 +13,14 @@ from partitioner_problems import EIGHT_BY_TWO, PROBLEMS, random_problem, workloa
 
 from dcp import masks
 from dcp.arrays import IntArray
-from dcp.backends.answers import loads, trivial_answer
+from dcp.backends.answers import trivial_answer
 from dcp.backends.homes import improve, relieve, settle_homes
 from dcp.backends.hypergraph import Hypergraph, place_with, solve_by_levels
 from dcp.backends.pairs import Pairs
 from dcp.backends.repair import repair
 from dcp.backends.settle_kernels import fill_savings
 from dcp.backends.touching import Touching
-from dcp.packing import tightest_load
+from dcp.packing import loads, tightest_load
 from dcp.placement import Assignment, PlacementProblem, evaluate
 
 seeds = st.integers(0, 2**32 - 1)
