@@ -215,8 +215,7 @@ class Inputs:
         """Seconds that every input takes on its link when all devices of a node receive."""
         cluster = self.cluster
         crosses = cluster.device_node[self.source] != cluster.device_node[self.device]
-        nics = cluster.nics_per_node or cluster.devices_per_node
-        shared = cluster.inter.bandwidth_bytes_per_s * nics / cluster.devices_per_node
+        shared = cluster.inter.bandwidth_bytes_per_s * cluster.node_nics / cluster.devices_per_node
         seconds: FloatArray = self.size_bytes / np.where(
             crosses, shared, cluster.intra.bandwidth_bytes_per_s
         )

@@ -116,17 +116,11 @@ def _arranged(
     src = np.where(returns, device, inputs.source[which])
     dst = np.where(returns, target[which], device)
     when = np.where(returns, leave[which], step[which])
+    moves = Transfers(kind=kind, block=block, group=group, src=src, dst=dst, step=when)
     order = np.argsort((when * devices + src) * devices + dst, kind="stable")
     return Schedule(
         phase=problem.phase,
         num_divisions=int(division.max(initial=0)) + 1,
         comp_division=division,
-        transfers=Transfers(
-            kind=kind[order],
-            block=block[order],
-            group=group[order],
-            src=src[order],
-            dst=dst[order],
-            step=when[order],
-        ),
+        transfers=moves.chosen(order),
     )

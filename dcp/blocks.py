@@ -112,6 +112,10 @@ class BlockGraph:
         """Forward FLOPs of one allowed pair over all query heads of a group, [groups]."""
         return self.spec.head_flops_a_pair * self.groups.q_count
 
+    def comp_block(self, kind: Kind) -> IntArray:
+        """Block of the data of a kind that each computation touches, [C]."""
+        return self.comp_kv if kind in KEY_SIDE else self.comp_q
+
     @cached_property
     def comp_flops(self) -> IntArray:
         """Forward FLOPs of every computation block, [C]."""

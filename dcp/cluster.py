@@ -151,9 +151,14 @@ class Cluster:
         return np.arange(self.num_devices) // self.devices_per_node
 
     @property
+    def node_nics(self) -> int:
+        """NICs of each node: where no number is given, one a device."""
+        return self.nics_per_node or self.devices_per_node
+
+    @property
     def device_nic(self) -> IntArray:
         """NIC that every device sends and receives through, numbered over all nodes."""
-        nics = self.nics_per_node or self.devices_per_node
+        nics = self.node_nics
         local = np.arange(self.num_devices) % self.devices_per_node
         return self.device_node * nics + local * nics // self.devices_per_node
 

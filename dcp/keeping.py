@@ -7,6 +7,7 @@ of input is all that backward reads of it there, and where a kind is kept, backw
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -29,7 +30,7 @@ from dcp.instructions import (
     Reduce,
 )
 from dcp.ordering import row_order
-from dcp.scheduling import Schedule, Transfers
+from dcp.scheduling import Schedule
 from dcp.slot_table import offsets_within
 
 _CHOICES = ((), (Kind.KV,), (Kind.Q,), (Kind.Q, Kind.KV))
@@ -82,9 +83,7 @@ def without(schedule: Schedule, kinds: tuple[Kind, ...]) -> Schedule:
         return schedule
     moved = schedule.transfers
     sent = ~np.isin(moved.kind, kinds)
-    names = ("kind", "block", "group", "src", "dst", "step")
-    columns = {name: getattr(moved, name)[sent] for name in names}
-    return replace(schedule, transfers=Transfers(**columns))
+    return replace(schedule, transfers=moved.chosen(sent))
 
 
 def hand_over(
@@ -173,10 +172,16 @@ class _Kept:
 
     def number(self, kind: IntArray, block: IntArray, group: IntArray) -> IntArray:
         """Position of the slot of each data block."""
-        order = np.argsort(self.key)
+        order, keys = self._sorted
         wanted = np.ravel_multi_index((kind, block, group), self.shape)
-        found: IntArray = order[np.searchsorted(self.key[order], wanted)]
+        found: IntArray = order[np.searchsorted(keys, wanted)]
         return found
+
+    @cached_property
+    def _sorted(self) -> tuple[IntArray, IntArray]:
+        """Positions in the order of their keys, and the keys, [n] each."""
+        order = np.argsort(self.key)
+        return order, self.key[order]
 
 
 def _on_slots(program: Program, kept: _Kept, at_home: BoolArray) -> Program:

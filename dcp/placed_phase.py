@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcp.arrays import IntArray
-from dcp.blocks import KEY_SIDE, BlockGraph, Kind
+from dcp.blocks import BlockGraph, Kind
 from dcp.ordering import row_order
-from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Schedule
+from dcp.scheduling import KEY_INPUT, PHASE_RESULTS, QUERY_INPUTS, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,14 +63,11 @@ class PlacedPhase:
     @property
     def results(self) -> tuple[Kind, ...]:
         """Kinds of data block that computing adds to."""
-        query = QUERY_RESULT[self.schedule.phase]
-        return (query,) if self.schedule.phase == "forward" else (query, KEY_RESULT)
+        return PHASE_RESULTS[self.schedule.phase]
 
     def comp_block(self, kind: Kind) -> IntArray:
         """Block of the data of a kind that each computation touches, in program order, [C]."""
-        blocks = self.blocks
-        block = blocks.comp_kv if kind in KEY_SIDE else blocks.comp_q
-        return block[self.comps]
+        return self.blocks.comp_block(kind)[self.comps]
 
     def key(
         self, rank: IntArray, kind: IntArray | int, block: IntArray, group: IntArray

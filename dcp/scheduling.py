@@ -38,6 +38,10 @@ QUERY_INPUTS: dict[Phase, tuple[Kind, ...]] = {
 QUERY_RESULT: dict[Phase, Kind] = {"forward": Kind.O, "backward": Kind.DQ}
 KEY_INPUT = Kind.KV
 KEY_RESULT = Kind.DKV  # backward only
+PHASE_RESULTS: dict[Phase, tuple[Kind, ...]] = {
+    "forward": (Kind.O,),
+    "backward": (Kind.DQ, Kind.DKV),
+}
 RESULTS = (Kind.O, Kind.DQ, Kind.DKV)
 _IS_RESULT = np.isin(np.arange(len(Kind)), RESULTS)
 
@@ -57,10 +61,18 @@ class Transfers:
     def of(cls, rows: IntArray) -> Transfers:
         """From rows (kind, block, group, src, dst, step), [n, 6], in any order."""
         kind, block, group, src, dst, step = np.asarray(rows, dtype=np.int64).reshape(-1, 6).T
-        order = row_order(step, src, dst, kind, block, group)
-        columns = (column[order] for column in (kind, block, group, src, dst, step))
-        return cls(
-            **dict(zip(("kind", "block", "group", "src", "dst", "step"), columns, strict=True))
+        given = cls(kind=kind, block=block, group=group, src=src, dst=dst, step=step)
+        return given.chosen(row_order(step, src, dst, kind, block, group))
+
+    def chosen(self, which: IntArray | BoolArray) -> Transfers:
+        """Some of the transfers, by number or by mask; or all in another order."""
+        return Transfers(
+            kind=self.kind[which],
+            block=self.block[which],
+            group=self.group[which],
+            src=self.src[which],
+            dst=self.dst[which],
+            step=self.step[which],
         )
 
     def __len__(self) -> int:
@@ -136,7 +148,7 @@ class SchedulingProblem:
     @cached_property
     def sums(self) -> list[Sums]:
         """What devices add up, for each kind of result of the phase."""
-        kinds = [QUERY_RESULT[self.phase], *([KEY_RESULT] if self.phase == "backward" else [])]
+        kinds = PHASE_RESULTS[self.phase]
         return [Sums.of(self.blocks, self.comp_device, kind) for kind in kinds]
 
     def timeline(self, schedule: Schedule) -> Timeline:

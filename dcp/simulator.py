@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import FloatArray
-from dcp.blocks import BlockGraph
+from dcp.blocks import KEY_SIDE, BlockGraph
 from dcp.cluster import Cluster
 from dcp.cost import (
     Messages,
@@ -25,7 +25,7 @@ from dcp.instructions import Attention, CommLaunch, Items, Program
 from dcp.profiling.ranges import ProgramRanges
 from dcp.profiling.trace import Flight, Range, Span, SpanKind, Trace
 from dcp.program_facts import Fact, facts_of, item_pairs, mask_areas
-from dcp.scheduling import KEY_RESULT, PHASES, QUERY_RESULT, Phase
+from dcp.scheduling import PHASE_RESULTS, PHASES, Phase
 from dcp.traffic import item_bytes
 
 
@@ -149,11 +149,13 @@ def _attention_seconds(
 
 def _sums(blocks: BlockGraph, phase: Phase, items: Items) -> set[int]:
     """Sums that items are part of, as places in `accumulator_bytes`."""
-    results = [(QUERY_RESULT[phase], items["q_block"])]
-    if phase == "backward":
-        results.append((KEY_RESULT, items["kv_block"]))
     shape = blocks.accumulator_bytes.shape
-    places = [np.ravel_multi_index((kind, block, items["group"]), shape) for kind, block in results]
+    places = [
+        np.ravel_multi_index(
+            (kind, items["kv_block" if kind in KEY_SIDE else "q_block"], items["group"]), shape
+        )
+        for kind in PHASE_RESULTS[phase]
+    ]
     return set(np.concatenate(places).tolist())
 
 

@@ -27,9 +27,10 @@ class Sums:
     @classmethod
     def of(cls, blocks: BlockGraph, comp_device: IntArray, kind: Kind) -> Sums:
         """Sums of one kind of result of placed blocks."""
-        block = blocks.comp_kv if kind == Kind.DKV else blocks.comp_q
         devices = int(comp_device.max(initial=0)) + 1
-        key = (block * len(blocks.groups) + blocks.comp_group) * devices + comp_device
+        key = (
+            blocks.comp_block(kind) * len(blocks.groups) + blocks.comp_group
+        ) * devices + comp_device
         distinct, of_comp = np.unique(key, return_inverse=True)
         data, device = np.divmod(distinct, devices)
         return cls(
