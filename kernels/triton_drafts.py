@@ -91,40 +91,15 @@ def forward(places: Places, masks: Masks, items: Items, tile: int) -> Draft:
     """Table of `forward_kernel` for an instruction's items."""
     rows = Rows(items, "out", "fresh")
     rows.check_alike(["q"])
-    first, group = rows.first, rows.first["group"]
-    length, heads = places.lengths[first["q_block"]], places.query_heads[group]
-    return Draft(
-        tiles=tiles_of(length, heads, tile),
-        rows=Records(
-            numbers=rows.numbers(length, heads),
-            wide=views(places.views(first["q"], group, 0), places.views(first["out"], group, 0)),
-            narrow=views(places.views(first["out"], group, 1)),
-        ),
-        items=_key_items(places, masks, rows.items),
-        slices=masks.slices,
-    )
+    return _of_queries(places, masks, rows, tile, wide=("q", "out"), narrow=(("out", 1),))
 
 
 def backward_dq(places: Places, masks: Masks, items: Items, tile: int) -> Draft:
     """Table of `backward_dq_kernel` for an instruction's items."""
     rows = Rows(items, "dq", "fresh_dq")
     rows.check_alike(["q", "dout"])
-    first, group = rows.first, rows.first["group"]
-    length, heads = places.lengths[first["q_block"]], places.query_heads[group]
-    return Draft(
-        tiles=tiles_of(length, heads, tile),
-        rows=Records(
-            numbers=rows.numbers(length, heads),
-            wide=views(
-                places.views(first["q"], group, 0),
-                places.views(first["dout"], group, 0),
-                places.views(first["dq"], group, 0),
-            ),
-            narrow=views(*(places.views(first["dout"], group, plane) for plane in (1, 2))),
-        ),
-        items=_key_items(places, masks, rows.items),
-        slices=masks.slices,
-    )
+    sums = ("dout", 1), ("dout", 2)
+    return _of_queries(places, masks, rows, tile, wide=("q", "dout", "dq"), narrow=sums)
 
 
 def backward_dkv(places: Places, masks: Masks, items: Items, tile: int) -> Draft:
@@ -174,6 +149,30 @@ def merge(places: Places, items: Items, tile: int) -> Draft:
             wide=views(places.views(each["src"], of_each, 0)),
             narrow=views(places.views(each["src"], of_each, 1)),
         ),
+    )
+
+
+def _of_queries(
+    places: Places,
+    masks: Masks,
+    rows: Rows,
+    tile: int,
+    *,
+    wide: tuple[str, ...],
+    narrow: tuple[tuple[str, int], ...],
+) -> Draft:
+    """Table of rows of queries: the first planes of some slots, and further planes, narrow."""
+    first, group = rows.first, rows.first["group"]
+    length, heads = places.lengths[first["q_block"]], places.query_heads[group]
+    return Draft(
+        tiles=tiles_of(length, heads, tile),
+        rows=Records(
+            numbers=rows.numbers(length, heads),
+            wide=views(*(places.views(first[slot], group, 0) for slot in wide)),
+            narrow=views(*(places.views(first[slot], group, plane) for slot, plane in narrow)),
+        ),
+        items=_key_items(places, masks, rows.items),
+        slices=masks.slices,
     )
 
 
