@@ -55,7 +55,7 @@ class PlanCheckError(DcpError, AssertionError):
 
 
 class DigestMismatchError(DcpError, RuntimeError):
-    """Ranks hold different plans; the message shows both digests."""
+    """Ranks hold different plans, or have run different ones; shows both digests or hashes."""
 
 
 class ShapeError(DcpError, ValueError):

@@ -102,7 +102,7 @@ class Library:
     get_rank = staticmethod(lambda group: 0)
     get_global_rank = staticmethod(lambda group, rank: rank)
     P2POp = staticmethod(
-        lambda op, tensor, peer, group: SimpleNamespace(op=op, tensor=tensor, peer=peer)
+        lambda op, tensor, peer, group, tag: SimpleNamespace(op=op, tensor=tensor, peer=peer)
     )
 
     def batch_isend_irecv(self, operations: list[Any]) -> list[Any]:
@@ -180,7 +180,7 @@ def test_events_order_packing_moving_and_unpacking(
     library = Library(device, one_work)
     monkeypatch.setattr(torch_transport, "dist", library)
     plan, program, inputs = list(programs(how))[phase]
-    transport = TorchTransport(None, torch.device("cpu"), 1.0)  # type: ignore[arg-type]
+    transport = TorchTransport(None, torch.device("cpu"), 0, 1.0)  # type: ignore[arg-type]
     kernel = TorchFlash()
     monkeypatch.setattr(TorchFlash, "bind", lambda *arguments: Recording(device, library))
     executor = Executor(plan.blocks, program, inputs, kernel=kernel, transport=transport)

@@ -1,4 +1,4 @@
-"""The two collectives: comparing digests, and gathering tokens of uneven shards."""
+"""The two collectives: gathering bytes to compare, and tokens of uneven shards."""
 
 from __future__ import annotations
 
@@ -8,37 +8,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dcp.errors import DigestMismatchError, TransportError
+from dcp.errors import TransportError
 from dcp.execution_plan import ExecutionPlan
 from dcp.runtime.sharding import TokenSide, local_indices, shard_for, unshard_from
 from dcp.runtime.torch_transport import wait_for
 
 
-def compare_digests(
-    digest: str, group: dist.ProcessGroup, device: torch.device, timeout_s: float
-) -> None:
-    """Check that all ranks hold the same plan.
+def gather_bytes(
+    mine: bytes, group: dist.ProcessGroup, device: torch.device, timeout_s: float, what: str
+) -> list[bytes]:
+    """Gather as many bytes of every rank.
 
     Args:
-        digest: This rank's, in hex.
+        mine: This rank's.
         group: The context-parallel group.
         device: Where the group's backend wants its tensors.
         timeout_s: Longest wait.
+        what: What is being done, for the error.
 
     Raises:
-        DigestMismatchError: another rank has another digest; shows both.
         TransportError: a rank did not answer in time.
     """
-    mine = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8).to(device)
-    rank = dist.get_rank(group)
-    what = f"rank {rank} compares plan digests with all ranks before division 0"
-    for peer, theirs in enumerate(_all_gather(mine, group, timeout_s, what)):
-        other = bytes(theirs.tolist()).hex()
-        if other != digest:
-            raise DigestMismatchError(
-                f"rank {rank} holds plan {digest} but rank {peer} holds plan {other}; give all "
-                "ranks the same plan: plan once and share the file, or plan from equal input"
-            )
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    return [bytes(theirs.tolist()) for theirs in _all_gather(sent, group, timeout_s, what)]
 
 
 def gather_tokens(

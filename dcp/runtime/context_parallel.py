@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -18,6 +17,7 @@ from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
 from dcp.runtime import collectives, sharding, tracing
+from dcp.runtime.agreement import agreement_of
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import (
     Runner,
@@ -31,11 +31,9 @@ from dcp.runtime.buffers import Planes
 from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
 from dcp.runtime.sharding import TokenSide
-from dcp.runtime.torch_transport import TorchTransport
+from dcp.runtime.torch_transport import TorchTransport, message_tag
 from dcp.runtime.transports import LocalTransport, Mailboxes, Transport
 from dcp.scheduling import Phase
-
-_DIGESTS_REMEMBERED = 4096
 
 
 class ContextParallel:
@@ -66,7 +64,6 @@ class ContextParallel:
         self._group = _process_group(group_or_mesh)
         self._kernel = resolve_kernel(kernel)
         self._timeout_s = timeout_s
-        self._agreed: OrderedDict[str, None] = OrderedDict()
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self.size = 1 if self._group is None else dist.get_world_size(self._group)
         if self.rank < 0:
@@ -130,7 +127,7 @@ class ContextParallel:
         Raises:
             ShapeError: x has not one row for each of this rank's tokens.
             TransportError: another rank did not answer in time.
-            DigestMismatchError: ranks hold different plans.
+            DigestMismatchError: ranks hold different plans, or ran different ones before.
         """
         self._check_size(plan)
         sharding.check_local(plan, x, self.rank, side)
@@ -183,7 +180,7 @@ class ContextParallel:
         Raises:
             ShapeError, DtypeError: a tensor does not fit the plan.
             SpecError: the plan is not for as many devices as the group has ranks.
-            DigestMismatchError: ranks hold different plans.
+            DigestMismatchError: ranks hold different plans, or ran different ones before.
             TransportError: another rank did not answer in time.
         """
         self._check_size(plan)
@@ -211,17 +208,12 @@ class ContextParallel:
             )
 
     def _agree(self, plan: ExecutionPlan, device: torch.device) -> None:
-        """Before a plan's first communication, check that all ranks hold the same one."""
+        """Before a call communicates, see that all ranks come to the same plans."""
         if self._group is None:
             return
         if device.type != "cpu" and dist.get_backend(self._group) == "gloo":
             raise SpecError(f"gloo moves CPU tensors only, got {device}; use NCCL for a GPU")
-        if plan.digest in self._agreed:
-            return
-        collectives.compare_digests(plan.digest, self._group, device, self._timeout_s)
-        self._agreed[plan.digest] = None
-        if len(self._agreed) > _DIGESTS_REMEMBERED:
-            self._agreed.popitem(last=False)
+        agreement_of(self._group).call(plan, self._group, device, self._timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -265,7 +257,7 @@ class _RankRunner(Runner):
                 inputs,
                 kept=kept_arenas(program, iter(kept)),
                 kernel=self.kernel,
-                transport=self._transport(device),
+                transport=self._transport(phase, device),
                 watch=watch,
             )
         # Never yields: both transports below are always ready here.
@@ -273,10 +265,11 @@ class _RankRunner(Runner):
             pass
         return executor
 
-    def _transport(self, device: torch.device) -> Transport:
+    def _transport(self, phase: Phase, device: torch.device) -> Transport:
         if self.group is None:
             return LocalTransport(Mailboxes(), self.rank)
-        return TorchTransport(self.group, device, self.timeout_s)
+        tag = message_tag(self.plan.digest, phase)
+        return TorchTransport(self.group, device, tag, self.timeout_s)
 
 
 def _process_group(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import Tensor
 from dcp.errors import TransportError
 from dcp.runtime.streams import MessageStream
 from dcp.runtime.transports import Receive, Send, Transport, describe
+from dcp.scheduling import PHASES, Phase
 
 
 class _Started(NamedTuple):
@@ -25,7 +26,9 @@ class _Started(NamedTuple):
 class TorchTransport(Transport):
     """Point-to-point messages in a process group.
 
-    Between two ranks messages match by their order, so no tags are needed, which NCCL has not.
+    Between two ranks messages match by their order. A tag of the program keeps messages of
+    other programs from being taken for its own, which gloo would do silently where they are
+    shorter, and end the process where they are longer; NCCL has no tags.
     All messages of a step start as one batch, which NCCL needs to progress them together.
 
     gloo waits on the host and keeps the timeout given here. NCCL moves messages while the GPU
@@ -35,13 +38,17 @@ class TorchTransport(Transport):
     Args:
         group: The context-parallel group; peers are ranks in it.
         device: Where the tensors of the program are.
+        tag: See `message_tag`.
         timeout_s: Longest wait for one message.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, tag: int, timeout_s: float
+    ) -> None:
         self._group = group
         self._rank = dist.get_rank(group)
         self._device = device
+        self._tag = tag
         self._stream = MessageStream(device)
         self._timeout_s = timeout_s
         self._sent: list[_Started] = []
@@ -51,13 +58,8 @@ class TorchTransport(Transport):
         """See `Transport.launch`."""
         named = [self._describe_send(send, step) for send in sends]
         named += [describe(self._rank, receive, step) for receive in receives]
-        operations = [
-            dist.P2POp(dist.isend, send.data, self._global_rank(send.peer), self._group)
-            for send in sends
-        ] + [
-            dist.P2POp(dist.irecv, receive.data, self._global_rank(receive.peer), self._group)
-            for receive in receives
-        ]
+        operations = [self._operation(dist.isend, send) for send in sends]
+        operations += [self._operation(dist.irecv, receive) for receive in receives]
         try:
             with self._stream.after_computing():  # which has packed what is sent
                 works = dist.batch_isend_irecv(operations)
@@ -90,14 +92,25 @@ class TorchTransport(Transport):
             for message in started:
                 wait_for(message.work, self._device, self._timeout_s, message.what)
 
-    def _global_rank(self, peer: int) -> int:
-        return dist.get_global_rank(self._group, peer)
+    def _operation(self, start: Any, message: Send | Receive) -> dist.P2POp:
+        peer = dist.get_global_rank(self._group, message.peer)
+        return dist.P2POp(start, message.data, peer, self._group, self._tag)
 
     def _describe_send(self, send: Send, step: int) -> str:
         return (
             f"rank {self._rank} sends rank {send.peer} {len(send.data)} bytes, first of them "
             f"block {send.block}, to arrive before division {step}"
         )
+
+
+def message_tag(digest: str, phase: Phase) -> int:
+    """Tag of the messages of a program, below 2**31, as gloo takes.
+
+    Args:
+        digest: Of the plan, in hex.
+        phase: Of the program.
+    """
+    return 2 * int(digest[:7], 16) + PHASES.index(phase)
 
 
 def wait_for(work: dist.Work, device: torch.device, timeout_s: float, what: str) -> None:
