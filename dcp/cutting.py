@@ -12,8 +12,16 @@ from dcp.arrays import IntArray
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph, HeadGroups, Side
 from dcp.checks import check_integer
+from dcp.errors import SpecError
 from dcp.runs import expand_runs
 from dcp.token_cuts import ChunkEdges, TokenBlocks, cut_tokens, mask_edges
+
+MOST_BLOCKS = 2**28
+"""Most token blocks, and most computation blocks, that are planned.
+
+Numbers of 32 bits count them, also where they are cut to pieces, and planning takes some 500 bytes
+for each computation block.
+"""
 
 
 def cut(
@@ -37,9 +45,11 @@ def cut(
         groups: Head groups; None for one a KV head.
 
     Raises:
-        SpecError: a block size below 1.
+        SpecError: a block size below 1, or so small that there are more than `MOST_BLOCKS`.
     """
     check_integer("block_size", block_size)
+    most_tokens = max(batch.num_q_tokens, batch.num_kv_tokens)
+    _check_count(-(-most_tokens // block_size), "token blocks", block_size)
     groups = HeadGroups.of(spec) if groups is None else groups
     table, table_sequence = _sequence_slices(batch)
     edges = mask_edges(table, table_sequence, block_size) if at_mask_edges else None
@@ -52,7 +62,7 @@ def cut(
         kv_lengths=np.array(batch.kv_lengths, dtype=np.int64),
         sequence_slices=table,
         slice_sequence=table_sequence,
-        **_block_columns(tokens, table, table_sequence, len(groups)),
+        **_block_columns(tokens, table, table_sequence, len(groups), block_size),
     )
 
 
@@ -78,16 +88,28 @@ def cut_finer(blocks: BlockGraph, owner: IntArray, token: IntArray) -> BlockGrap
         whole=blocks.token_whole[parent],
     )
     columns = _block_columns(
-        tokens, blocks.sequence_slices, blocks.slice_sequence, len(blocks.groups)
+        tokens,
+        blocks.sequence_slices,
+        blocks.slice_sequence,
+        len(blocks.groups),
+        blocks.block_size,
     )
     return replace(blocks, **columns)
 
 
+def _check_count(count: int, what: str, block_size: int) -> None:
+    if count > MOST_BLOCKS:
+        raise SpecError(
+            f"blocks of at most {block_size} tokens would be up to {count} {what}, more than can "
+            f'be planned; legal: at most {MOST_BLOCKS}; take a larger block_size, or "auto"'
+        )
+
+
 def _block_columns(
-    tokens: TokenBlocks, table: IntArray, table_sequence: IntArray, groups: int
+    tokens: TokenBlocks, table: IntArray, table_sequence: IntArray, groups: int, block_size: int
 ) -> dict[str, Any]:
     """Token blocks, and the computation blocks that a table of slices gives them."""
-    pieces = _pieces(tokens, table, table_sequence)
+    pieces = _pieces(tokens, table, table_sequence, groups, block_size)
     q, kv, pairs, mask, mask_ptr, mask_slices = _merge_pieces(tokens, pieces)
     return {
         "token_seq": tokens.seq,
@@ -151,7 +173,9 @@ class _Axis:
         return low, high
 
 
-def _pieces(tokens: TokenBlocks, table: IntArray, table_sequence: IntArray) -> _Pieces:
+def _pieces(
+    tokens: TokenBlocks, table: IntArray, table_sequence: IntArray, groups: int, block_size: int
+) -> _Pieces:
     sequences = int(table_sequence.max(initial=-1)) + 1
     sequences = max(sequences, int(tokens.seq.max(initial=-1)) + 1)
     q_axis = _Axis.of(tokens, Side.KEY, sequences)
@@ -171,6 +195,8 @@ def _pieces(tokens: TokenBlocks, table: IntArray, table_sequence: IntArray) -> _
     some = first_key <= last_key
     row, q_block, slices = row[some], q_block[some], slices[some]
     low, high = kv_axis.span(table_sequence[row], first_key[some], last_key[some])
+    count = int((high - low + 1).sum()) * groups
+    _check_count(count, "computation blocks", block_size)
     parent, position = expand_runs(low, high - low + 1)
     kv_block = kv_axis.block[position]
     q_block, slices = q_block[parent], slices[parent]

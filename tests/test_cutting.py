@@ -158,6 +158,34 @@ def test_block_sizes_below_one_are_refused(block_size):
         cut(Batch([4]), SPEC, block_size)
 
 
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (Batch([1 << 17]), (1 << 17) * ((1 << 17) + 1)),
+        (Batch([1 << 17], mask=masks.full()), 2 << 34),
+        (Batch([1 << 14], [1 << 17], mask=masks.full()), 2 << 31),
+        (Batch([1 << 18], mask=masks.sliding_window(1025)), 2 * (1025 * (1 << 18) - 1025 * 512)),
+    ],
+    ids=["causal", "full", "cross", "window"],
+)
+def test_more_computation_blocks_than_can_be_planned_are_counted_and_refused(batch, count):
+    with pytest.raises(
+        SpecError,
+        match=rf"blocks of at most 1 tokens would be up to {count} computation blocks, .* legal: "
+        r'at most 268435456; take a larger block_size, or "auto"',
+    ):
+        cut(batch, SPEC, 1)
+
+
+def test_more_token_blocks_than_can_be_planned_are_refused():
+    with pytest.raises(SpecError, match=r"at most 3 tokens would be up to 357913942 token blo"):
+        cut(Batch([1 << 30]), SPEC, 3)
+
+
+def test_many_computation_blocks_are_legal():
+    assert len(cut(Batch([1 << 19] * 8), SPEC, 1024).comp_q) == 8 * 512 * 513
+
+
 def test_the_block_size_given_is_the_block_size_used():
     """pytorch-195563: a block size of 256 was silently replaced by 128."""
     blocks = cut(Batch([4096]), SPEC, 256)
