@@ -31,6 +31,9 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
     """
     legal = "positive and finite" if positive else "finite and 0 or more"
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    number = float(value) if is_number else math.nan
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
         raise SpecError(f"{name} is {value!r}; it must be {legal}")

@@ -23,11 +23,14 @@ from dcp.errors import PlacementError, SpecError
 from dcp.packing import loads, tightest_load
 
 _MOST_FLOPS = 2**62  # sums of work are int64
+_LOOSEST = 1e9  # far beyond what limits anything, and safe to multiply with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How far from even the computing may be, as fractions of the mean.
+
+    A limit of the number of devices or more limits nothing.
 
     Args:
         inter_node: A node computes at most (1 + inter_node) × the mean over nodes.
@@ -39,7 +42,7 @@ class Limits:
             that deal every sequence out evenly miss it by a few tokens, which is what this is for.
 
     Raises:
-        SpecError: a limit that is negative or not finite.
+        SpecError: a limit that is negative, or more than 1e9.
     """
 
     inter_node: float = 0.4
@@ -51,7 +54,16 @@ class Limits:
         for name in ("inter_node", "intra_node", "device", "tokens"):
             value = getattr(self, name)
             if value is not None or name != "device":
-                check_number(f"limit {name}", value)
+                _check_limit(name, value)
+
+
+def _check_limit(name: str, value: float) -> None:
+    check_number(f"limit {name}", value)
+    if value > _LOOSEST:
+        raise SpecError(
+            f"limit {name} is {float(value)}; legal: 0 to {_LOOSEST:g}; the number of devices is "
+            "enough to limit nothing"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,8 +146,9 @@ class PlacementProblem:
     @cached_property
     def token_allowance(self) -> int:
         """Most tokens a device may hold for an answer to count as feasible."""
-        mean = float(self.token_tokens.sum()) / self.cluster.num_devices
-        return max(self.token_limit, math.ceil((1 + self.limits.tokens) * mean))
+        total = int(self.token_tokens.sum())
+        mean = float(total) / self.cluster.num_devices
+        return min(total, max(self.token_limit, math.ceil((1 + self.limits.tokens) * mean)))
 
     @cached_property
     def whole_flops(self) -> IntArray:

@@ -3,7 +3,9 @@
 import pytest
 
 import dcp
+from dcp import registry
 from dcp.errors import BatchError, SpecError
+from dcp.verification import check_plan
 
 HEADS = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=8)
 CLUSTER = dcp.Cluster(devices_per_node=2)
@@ -19,6 +21,7 @@ def plan(**options):
         (lambda: dcp.Limits(inter_node="x"), "limit inter_node is 'x'"),
         (lambda: dcp.Limits(inter_node=None), "limit inter_node is None"),
         (lambda: dcp.Limits(tokens=True), "limit tokens is True"),
+        (lambda: dcp.Limits(tokens=10**400), "limit tokens is 10{400}; it must be finite"),
         (
             lambda: dcp.AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=8, softmax_scale="x"),
             "softmax_scale is 'x'",
@@ -51,6 +54,25 @@ def plan(**options):
 def test_what_was_given_is_in_the_message(make, message):
     with pytest.raises(SpecError, match=message):
         make()
+
+
+@pytest.mark.parametrize("partitioner", [*registry.names("partitioners"), "auto"])
+def test_the_loosest_limits_are_legal(partitioner):
+    if partitioner != "auto":
+        available = registry.load("partitioners", partitioner).availability()
+        if not available.available:
+            pytest.skip(available.reason)
+    loosest = dcp.Limits(inter_node=1e9, intra_node=1e9, device=1e9, tokens=1e9)
+    made = dcp.plan(
+        dcp.Batch([90, 50, 7]),
+        HEADS,
+        dcp.Cluster(nodes=2, devices_per_node=2),
+        block_size=16,
+        partitioner=partitioner,
+        limits=loosest,
+    )
+    assert made.report().feasible
+    check_plan(made)
 
 
 @pytest.mark.parametrize(

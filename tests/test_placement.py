@@ -131,6 +131,21 @@ def test_limits_must_be_finite_and_not_negative(bad):
         Limits(tokens=bad)
 
 
+@pytest.mark.parametrize("bad", [1e308, 2e9, 10**300])
+@pytest.mark.parametrize("name", ["inter_node", "intra_node", "device", "tokens"])
+def test_limits_that_overflow_sums_are_refused(name, bad):
+    with pytest.raises(SpecError, match=rf"limit {name} is .*; legal: 0 to 1e\+09; the number of"):
+        Limits(**{name: bad})
+
+
+def test_a_limit_of_the_number_of_devices_limits_nothing():
+    blocks, problem = problem_of(
+        Batch([4] * 8), limits=Limits(inter_node=4, intra_node=4, tokens=4)
+    )
+    nothing = np.zeros_like(blocks.token_seq), np.zeros_like(blocks.comp_q)
+    assert evaluate(problem, Assignment(*nothing)).feasible
+
+
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0])
 def test_the_budget_must_be_positive(bad):
     with pytest.raises(SpecError, match="budget"):
