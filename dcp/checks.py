@@ -23,17 +23,21 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> None:
         raise SpecError(f"{name} is {value}; it must fit 64 bits")
 
 
-def check_number(name: str, value: Any, *, positive: bool = False) -> None:
-    """Refuse what is not a finite number of 0 or more, or above 0.
+def check_number(
+    name: str, value: Any, *, positive: bool = False, most: float | None = None
+) -> None:
+    """Refuse what is not a finite number of 0 or more, or above 0, and at most `most`.
 
     Raises:
         SpecError: names the value.
     """
     legal = "positive and finite" if positive else "finite and 0 or more"
+    legal += "" if most is None else f", at most {most:g}"
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     try:
         number = float(value) if is_number else math.nan
     except OverflowError:  # an integer of more than 308 digits
         number = math.inf
-    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+    too_large = not math.isfinite(number) or (most is not None and number > most)
+    if too_large or number < 0 or (positive and number == 0):
         raise SpecError(f"{name} is {value!r}; it must be {legal}")

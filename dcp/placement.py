@@ -24,6 +24,7 @@ from dcp.packing import loads, tightest_load
 
 _MOST_FLOPS = 2**62  # sums of work are int64
 _LOOSEST = 1e9  # far beyond what limits anything, and safe to multiply with
+_MOST_BUDGET = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +55,7 @@ class Limits:
         for name in ("inter_node", "intra_node", "device", "tokens"):
             value = getattr(self, name)
             if value is not None or name != "device":
-                _check_limit(name, value)
-
-
-def _check_limit(name: str, value: float) -> None:
-    check_number(f"limit {name}", value)
-    if value > _LOOSEST:
-        raise SpecError(
-            f"limit {name} is {float(value)}; legal: 0 to {_LOOSEST:g}; the number of devices is "
-            "enough to limit nothing"
-        )
+                check_number(f"limit {name}", value, most=_LOOSEST)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +104,7 @@ class PlacementProblem:
         Raises:
             SpecError: an illegal seed or budget, or more work than 64 bits count.
         """
-        check_number("budget", budget, positive=True)
+        check_number("budget", budget, positive=True, most=_MOST_BUDGET)
         check_integer("seed", seed, least=0)
         _check_countable(blocks)
         whole = loads(blocks.token_whole, blocks.token_length, blocks.num_token_blocks)

@@ -134,7 +134,7 @@ def test_limits_must_be_finite_and_not_negative(bad):
 @pytest.mark.parametrize("bad", [1e308, 2e9, 10**300])
 @pytest.mark.parametrize("name", ["inter_node", "intra_node", "device", "tokens"])
 def test_limits_that_overflow_sums_are_refused(name, bad):
-    with pytest.raises(SpecError, match=rf"limit {name} is .*; legal: 0 to 1e\+09; the number of"):
+    with pytest.raises(SpecError, match=rf"limit {name} is .*; .* 0 or more, at most 1e\+09$"):
         Limits(**{name: bad})
 
 
@@ -146,8 +146,8 @@ def test_a_limit_of_the_number_of_devices_limits_nothing():
     assert evaluate(problem, Assignment(*nothing)).feasible
 
 
-@pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0])
-def test_the_budget_must_be_positive(bad):
+@pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0, 1e308])
+def test_the_budget_must_be_positive_and_not_endless(bad):
     with pytest.raises(SpecError, match="budget"):
         problem_of(Batch([4]), budget=bad)
 
