@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,37 @@ def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
+
+
+def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyproject = (Path(dcp.__file__).parents[1] / "pyproject.toml").read_text()
+
+    def version(distribution: str) -> str:
+        assert f'name = "{distribution}"' in pyproject
+        return "1.2.3"
+
+    monkeypatch.setattr(metadata, "version", version)
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, "dcp 1.2.3\n")
+    assert run("--version", "no such command").stdout == "dcp 1.2.3\n"
+
+
+def test_without_an_installed_distribution_there_is_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(distribution: str) -> str:
+        raise metadata.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(metadata, "version", version)
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "dcp, run from a checkout that is not installed\n",
+    )
+
+
+def test_help_has_a_short_name() -> None:
+    assert run("plan", "-h").stdout == run("plan", "--help").stdout
 
 
 @pytest.fixture
@@ -157,4 +189,6 @@ def test_backends_are_listed_with_options_and_what_to_install(
     assert "layout" in usp["options"]
     text = run("backends").stdout
     assert "absent: run pip install absent" in text
+    assert "None" not in text, "what the backend chooses has no default to show"
+    assert "ulysses_degree," in text
     assert max(map(len, text.splitlines())) <= 80

@@ -28,7 +28,10 @@ from dcp.mask_requests import CONSTRUCTORS, make_mask
         (["--dtype", "int8"], "dtype 'int8' is unknown; legal: float64"),
         (["--block-size", "0"], "block_size is 0"),
         (["--block-size", "many"], "write a whole number or auto"),
-        (["--limits", "intra=0.1"], "legal: inter_node, intra_node"),
+        (["--limits", "intra=0.1"], "legal: inter_node, intra_node, device, tokens"),
+        (["--limits", "intra_node"], "limit 'intra_node' cannot be read; write NAME=FRACTION"),
+        (["--limits", "device=0.1,device=0.2"], "each name once"),
+        (["--limits", "tokens=1e308"], "limit tokens is 1e+308"),
         (["--limits", "intra_node=-1"], "must be finite and 0 or more"),
         (["--limits", "intra_node=much"], "cannot be read"),
         (["--budget", "nan"], "budget is nan"),
@@ -60,6 +63,31 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
     assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "--out"), ("compare", "--select"), ("simulate", "--trace"), ("profile", "--trace")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
+    arguments: tuple[str, str], tmp_path: Path
+) -> None:
+    nothing = ("--lengths", "nowhere.txt")
+    result = run(*arguments, tmp_path / "no" / "file", *nothing)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: cannot write {tmp_path}/no/file: there is no folder {tmp_path}/no; give a file "
+        "in a folder that is there\n"
+    )
+    result = run(*arguments, tmp_path, *nothing)
+    assert f"cannot write {tmp_path}: it is a folder" in result.stderr
+
+
+def test_a_file_that_holds_no_plan_is_named(lengths: Path) -> None:
+    result = run("simulate", lengths)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {lengths}: not a plan")
 
 
 def test_a_fault_is_one_line_and_exit_code_1(lengths: Path, partitioners: dict[str, str]) -> None:
@@ -117,5 +145,8 @@ def test_clusters_heads_and_limits_are_read() -> None:
     assert read_cluster("p4de:4x2").devices_per_node == 2
     assert read_heads("8", 64, "float32").num_kv_heads == 8
     assert read_limits("intra_node=0.2") == dcp.Limits(intra_node=0.2)
+    assert read_limits("") == dcp.Limits()
+    every = "inter_node=0.3,intra_node=0.2,device=0.1,tokens=0.05"
+    assert read_limits(every) == dcp.Limits(inter_node=0.3, intra_node=0.2, device=0.1, tokens=0.05)
     with pytest.raises(SpecError):
         read_cluster("p4de")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dcp.cli.app import CleanErrors
+from dcp.cli.app import CleanErrors, before_command
 from dcp.cli.backends import backends
 from dcp.cli.check import check
 from dcp.cli.compare import compare
@@ -21,7 +21,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(before_command)
 app.command()(compare)
 app.command()(plan)
 app.command()(check)

@@ -1,9 +1,10 @@
-"""How errors reach the user: one line, without a traceback."""
+"""The frame of all commands: errors as one line without a traceback, and the version."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -45,3 +46,24 @@ class CleanErrors(TyperGroup):
                 raise  # the reader of our output has left; typer ends quietly
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(FAULT if isinstance(error, _FAULTS) else BAD_INPUT) from error
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print(f"dcp {metadata.version('dynamic-context-parallel')}")
+    except metadata.PackageNotFoundError:
+        print("dcp, run from a checkout that is not installed")
+    raise typer.Exit
+
+
+def before_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command; they have ended it where there are any."""

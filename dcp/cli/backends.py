@@ -44,7 +44,7 @@ def _described(group: str, entry: registry.Entry) -> dict[str, Any]:
 
 
 def _options(group: str, name: str) -> dict[str, Any]:
-    """Options with their defaults; None where an option has to be given."""
+    """Options with their defaults; None where the backend chooses, or the user has to."""
     try:
         backend = registry.load(group, name)
     except (BackendError, ImportError):
@@ -62,7 +62,10 @@ def _table(found: dict[str, list[dict[str, Any]]]) -> Table:
         table.add_column(column)
     for group, entries in found.items():
         for entry in entries:
-            options = ", ".join(f"{name}={value}" for name, value in entry["options"].items())
+            options = ", ".join(
+                name if value is None else f"{name}={value}"
+                for name, value in entry["options"].items()
+            )
             name = entry["name"]
             if entry["provider"] != "dcp":
                 name += f" ({entry['provider']})"

@@ -11,7 +11,7 @@ from dcp.cli import export, options, tables
 from dcp.cli.app import FAULT
 from dcp.cli.execution import Executions
 from dcp.cli.option_groups import with_groups
-from dcp.cli.output import print_json, stdout, steps
+from dcp.cli.output import check_writable, print_json, stdout, steps
 from dcp.cli.strategies import chosen
 from dcp.comparison import Comparison, Setting, Strategy, selection
 from dcp.comparison import compare as plan_all
@@ -90,6 +90,7 @@ def compare(
     """Plan the same batches with every strategy and compare: bytes, balance, time."""
     if json and csv:
         raise SpecError("both --json and --csv were given; give one of them")
+    check_writable(select)
     defaults = options.RUN_DEFAULTS if run else options.DEFAULTS
     wanted = chosen(baseline, partitioner, scheduler)
     workload, setting = request.resolve(defaults, batches)

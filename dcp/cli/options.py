@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 import typer
 
 from dcp.batch import DTYPE_BYTES, AttentionSpec, Batch
@@ -17,7 +16,6 @@ from dcp.comparison import Setting
 from dcp.errors import SpecError
 from dcp.mask_requests import forms, make_mask
 from dcp.placement import Limits
-from dcp.registry import parse_request
 from dcp.workloads import Workload, load
 
 T = TypeVar("T")
@@ -65,7 +63,9 @@ LimitsText = Annotated[
     str,
     typer.Option(
         "--limits",
-        help="How far computing may exceed the mean, between nodes and inside a node.",
+        help="How far computing may exceed the mean, as a fraction of it: inter_node for nodes, "
+        "intra_node for devices inside a node, device for devices over all nodes; and tokens for "
+        "how far a device's tokens may.",
         rich_help_panel=_PLANNING,
     ),
 ]
@@ -267,16 +267,27 @@ def read_keep_bytes(text: str) -> int | None:
 
 
 def read_limits(text: str) -> Limits:
-    """Limits from `inter_node=0.4,intra_node=0.1`; what is not named keeps its default.
+    """Limits from `inter_node=0.4,device=0.1`; what is not named keeps its default.
 
     Raises:
-        SpecError: an unknown name, or no number.
+        SpecError: an unknown name, a name that stands twice, or no legal number.
     """
-    _, options = parse_request(f"limits:{text}")
-    unknown = [name for name in options if name not in ("inter_node", "intra_node")]
-    if unknown:
-        raise SpecError(f"no limit is named {unknown[0]!r}; legal: inter_node, intra_node")
+    names = [field.name for field in fields(Limits)]
+    given: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, fraction = part.partition("=")
+        if name not in names or name in given or not _is_number(fraction):
+            raise SpecError(
+                f"limit {part!r} cannot be read; write NAME=FRACTION,..., each name once; legal: "
+                f"{', '.join(names)}"
+            )
+        given[name] = float(fraction)
+    return Limits(**given)
+
+
+def _is_number(text: str) -> bool:
     try:
-        return msgspec.convert(options, Limits, strict=False)
-    except msgspec.ValidationError as error:
-        raise SpecError(f"limits {text!r} cannot be read: {error}") from error
+        float(text)
+    except ValueError:
+        return False
+    return True

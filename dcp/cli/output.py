@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dcp.errors import SpecError
 
 
 def stdout() -> Console:
@@ -20,6 +23,17 @@ def stdout() -> Console:
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file to write that has no place, before work is done for it; None for no file.
+
+    Raises:
+        SpecError: a folder has that name, or its own folder is not there.
+    """
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise SpecError(f"cannot write {path}: {why}; give a file in a folder that is there")
 
 
 class Steps:

@@ -9,7 +9,7 @@ import typer
 
 from dcp.cli import export, options, plan_source, tables
 from dcp.cli.option_groups import with_groups
-from dcp.cli.output import print_json, stdout
+from dcp.cli.output import check_writable, print_json, stdout
 from dcp.comparison import plan_with
 
 
@@ -24,6 +24,7 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Plan one batch (the input's first) with one strategy, report on it and save it."""
+    check_writable(out)
     workload, setting = request.resolve(options.DEFAULTS)
     made = plan_with(setting, choice.strategy, setting.batches[0])
     report = made.report()

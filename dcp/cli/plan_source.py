@@ -10,7 +10,7 @@ import typer
 
 from dcp.cli import options
 from dcp.comparison import Strategy, plan_with
-from dcp.errors import SpecError
+from dcp.errors import PlanFormatError, SpecError
 from dcp.execution_plan import ExecutionPlan
 
 
@@ -64,7 +64,8 @@ def plan_from(
 
     Raises:
         SpecError: a file was given together with what to plan.
-        DcpError: the file holds no plan, or the request cannot be planned.
+        PlanFormatError: the file holds no plan.
+        DcpError: the request cannot be planned.
     """
     if file is None:
         _, setting = request.resolve(defaults)
@@ -74,4 +75,7 @@ def plan_from(
             f"the plan file {file} was given together with options that say what to plan; give "
             "one or the other"
         )
-    return ExecutionPlan.load(file)
+    try:
+        return ExecutionPlan.load(file)
+    except PlanFormatError as error:
+        raise PlanFormatError(f"{file}: {error}") from error

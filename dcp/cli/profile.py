@@ -12,7 +12,7 @@ import typer
 from dcp.cli import export as export_json
 from dcp.cli import options, plan_source
 from dcp.cli.option_groups import with_groups
-from dcp.cli.output import counted, print_json, stdout, steps
+from dcp.cli.output import check_writable, counted, print_json, stdout, steps
 from dcp.cli.profile_tables import (
     LEGEND,
     accuracy_table,
@@ -72,6 +72,7 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a plan on local processes, one a device, and show where the time goes."""
+    check_writable(trace)
     _check(plan, iterations, nsys, export, against)
     chosen = plan_source.plan_from(plan, request, choice, options.RUN_DEFAULTS)
     measured = _measured(chosen, iterations, kernel, nsys, export)

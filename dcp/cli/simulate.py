@@ -9,7 +9,7 @@ import typer
 
 from dcp.cli import export, options, plan_source
 from dcp.cli.option_groups import with_groups
-from dcp.cli.output import print_json, stdout
+from dcp.cli.output import check_writable, print_json, stdout
 from dcp.cli.profile_tables import LEGEND, parts_json, parts_table, plan_line, written
 from dcp.cli.tables import cluster_text
 from dcp.profiling.chrome import write_chrome_trace
@@ -29,6 +29,7 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Play a plan's programs through the cost model, instruction by instruction."""
+    check_writable(trace)
     chosen = plan_source.plan_from(plan, request, choice, options.DEFAULTS)
     timeline = simulated_trace(chosen, simulate_plan(chosen))
     found = decompose(timeline, len(chosen.ranks))
