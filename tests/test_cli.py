@@ -169,8 +169,14 @@ def test_fuzzing_without_hypothesis_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_illegal_fuzzing_is_refused() -> None:
-    for arguments in (("--seconds", "0"), ("--examples", "0"), ("--dtype", "int8")):
-        assert run("fuzz", *arguments).exit_code == 2
+    for option, value, message in (
+        ("--seconds", "0", "--seconds 0 was given; give more than 0"),
+        ("--examples", "0", "--examples 0 was given; give 1 or more"),
+        ("--dtype", "int8", "dtype 'int8' is unknown"),
+    ):
+        result = run("fuzz", option, value)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {message}")
 
 
 def test_backends_are_listed_with_options_and_what_to_install(

@@ -72,6 +72,7 @@ def test_clocks_of_ranks_are_brought_together(tmp_path: Path) -> None:
     [
         (("--iterations", 0), "give 1 or more"),
         (("--against", "hope"), "legal: simulation"),
+        (("--kernel", "magic"), "error: no kernel is named 'magic'; there are: torch"),
         (("--tokens", 100), "one or the other"),
         (("--nsys", "--export", "a.sqlite"), "leave --nsys out"),
     ],

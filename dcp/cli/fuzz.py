@@ -23,10 +23,10 @@ def fuzz(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Plan random requests, prove and run them; show the smallest that does not hold."""
-    if not seconds > 0 or (examples is not None and examples < 1):
-        raise SpecError(
-            f"--seconds {seconds:g} and --examples {examples} were given; give more than 0"
-        )
+    if not seconds > 0:
+        raise SpecError(f"--seconds {seconds:g} was given; give more than 0")
+    if examples is not None and examples < 1:
+        raise SpecError(f"--examples {examples} was given; give 1 or more")
     if dtype not in DTYPE_BYTES:
         raise SpecError(f"dtype {dtype!r} is unknown; legal: {', '.join(DTYPE_BYTES)}")
     result = _fuzz()(

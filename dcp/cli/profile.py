@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from dcp import registry
 from dcp.cli import export as export_json
 from dcp.cli import options, plan_source
 from dcp.cli.option_groups import with_groups
@@ -74,6 +75,8 @@ def profile(
     """Run a plan on local processes, one a device, and show where the time goes."""
     check_writable(trace)
     _check(plan, iterations, nsys, export, against)
+    if export is None:
+        registry.create("kernels", kernel)  # refuses in one line what every rank would refuse
     chosen = plan_source.plan_from(plan, request, choice, options.RUN_DEFAULTS)
     measured = _measured(chosen, iterations, kernel, nsys, export)
     found = decompose(measured, len(chosen.ranks))
