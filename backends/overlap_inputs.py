@@ -118,7 +118,9 @@ class Inputs:
         """
         from dcp.backends.overlap_kernel import deal_inputs  # compiled code
 
-        return deal_inputs(
+        missing, worth_s = self._worth
+        step = np.zeros(len(self), dtype=np.int64)
+        deal_inputs(
             *self._by_device,
             self.source,
             self._relay,
@@ -127,9 +129,14 @@ class Inputs:
             self.of_key,
             self.comp_s,
             *self._unlocked,
+            missing.copy(),
+            worth_s.copy(),
+            np.zeros(self.cluster.num_devices),
             steps,
             step_s,
+            step,
         )
+        return step
 
     def departures(self, division: IntArray) -> tuple[IntArray, IntArray]:
         """Destination and step of the partial result that goes with every input, [n] each.
@@ -209,6 +216,18 @@ class Inputs:
         order = np.argsort(inputs, kind="stable")
         order = order[: np.count_nonzero(inputs < len(self))]
         return np.searchsorted(inputs[order], np.arange(len(self) + 1)), comps[order]
+
+    @cached_property
+    def _worth(self) -> tuple[IntArray, FloatArray]:
+        """Inputs that each computation misses, [C]; seconds that each input unlocks, [n + 1].
+
+        Half of what another input is missing for counts too.
+        """
+        inputs = np.stack([self.of_query, self.of_key], axis=1)
+        missing = np.count_nonzero(inputs < len(self), axis=1)
+        share_s = np.where(missing == 2, 0.5, 1.0) * self.comp_s
+        worth_s = np.bincount(inputs.ravel(), np.repeat(share_s, 2), len(self) + 1)
+        return missing, worth_s.astype(np.float64)
 
     @cached_property
     def _sending_s(self) -> FloatArray:

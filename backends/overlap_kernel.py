@@ -20,10 +20,14 @@ def deal_inputs(
     comp_s: FloatArray,
     unlocked_ptr: IntArray,
     unlocked: IntArray,
+    missing: IntArray,
+    worth_s: FloatArray,
+    sent_s: FloatArray,
     steps: int,
     step_s: float,
-) -> IntArray:
-    """Step of every input, from 1 on: greedily those that unlock most work for a second.
+    step: IntArray,
+) -> None:
+    """Choose the step of every input: greedily those that unlock most work for a second.
 
     Devices choose in turn, a different one first at each step. At a step a device receives what
     fits into the time, or one input, and a source sends what fits, or one.
@@ -37,17 +41,21 @@ def deal_inputs(
         comp_s: Seconds of each computation, [C].
         unlocked_ptr, unlocked: Computations that wait for input i are
             unlocked[unlocked_ptr[i] : unlocked_ptr[i + 1]].
+        missing: Inputs that each computation misses, [C]; changed.
+        worth_s: Seconds that each input unlocks, [n + 1]; half of what another input is missing
+            for counts too. Changed.
+        sent_s: Room, [devices].
         steps: After this step, everything may arrive.
-        step_s: Seconds for what arrives before.
+        step_s: Seconds for which a device receives, and for which a source sends, at a step.
+        step: Zeros; receives the steps, from 1 on, [n].
     """
-    count, devices = len(sending_s), len(device_ptr) - 1
-    missing, worth_s = _worth(first, second, comp_s, count)
-    step = np.zeros(count, np.int64)
+    count, devices = len(sending_s), len(sent_s)
     left, now = count, 0
     while left:
         now += 1
         limit_s = step_s if now <= steps else np.inf
-        sent_s = np.zeros(devices)
+        for device in range(devices):
+            sent_s[device] = 0.0
         for turn in range(devices):
             device = (turn + now) % devices
             received_s = 0.0
@@ -76,25 +84,6 @@ def deal_inputs(
                     if missing[comp]:
                         other = second[comp] if first[comp] == best else first[comp]
                         worth_s[other] += 0.5 * comp_s[comp]
-    return step
-
-
-@compiled
-def _worth(
-    first: IntArray, second: IntArray, comp_s: FloatArray, count: int
-) -> tuple[IntArray, FloatArray]:
-    """Inputs that each computation misses, [C]; seconds that each input unlocks, [n].
-
-    Half of what another input is missing for counts too.
-    """
-    missing = np.zeros(len(comp_s), np.int64)
-    worth_s = np.zeros(count + 1)
-    for comp in range(len(comp_s)):
-        missing[comp] = (first[comp] < count) + (second[comp] < count)
-        share = 0.5 if missing[comp] == 2 else 1.0
-        worth_s[first[comp]] += share * comp_s[comp]
-        worth_s[second[comp]] += share * comp_s[comp]
-    return missing, worth_s
 
 
 @compiled
@@ -104,8 +93,9 @@ def fill_divisions(
     release: IntArray,
     comp_s: FloatArray,
     division_s: float,
-) -> IntArray:
-    """Division of every computation block: the first that are there, until a division is full.
+    division: IntArray,
+) -> None:
+    """Choose the division of every block: the first that are there, until a division is full.
 
     Args:
         device_ptr, by_device: Blocks of device d, most urgent first, are
@@ -114,8 +104,8 @@ def fill_divisions(
         comp_s: Seconds of each block, [C].
         division_s: Seconds of a division; what is left over joins the last one that inputs
             arrive for, or the last that is needed to do all in time.
+        division: −1 each; receives the divisions, [C].
     """
-    division = np.full(len(comp_s), -1, np.int64)
     for device in range(len(device_ptr) - 1):
         begin, end = device_ptr[device], device_ptr[device + 1]
         left, done_s, now = end - begin, 0.0, 0
@@ -130,4 +120,3 @@ def fill_divisions(
                 done_s += comp_s[comp]
                 left -= 1
             now += 1
-    return division

@@ -69,9 +69,16 @@ class DeviceWork:
 
         arrival = np.append(step, 0)
         release = np.maximum(arrival[self.inputs.of_query], arrival[self.inputs.of_key])
-        return fill_divisions(
-            self.device_ptr, self._by_urgency(release), release, self.inputs.comp_s, division_s
+        division = np.full(len(release), -1)
+        fill_divisions(
+            self.device_ptr,
+            self._by_urgency(release),
+            release,
+            self.inputs.comp_s,
+            division_s,
+            division,
         )
+        return division
 
     def _by_urgency(self, release: IntArray) -> IntArray:
         """Blocks by device, those whose result can be complete first come first, [C].

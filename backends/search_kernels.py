@@ -3,6 +3,10 @@
 A move is priced exactly: the bytes it adds, weighted by the links they cross, and a price on
 work and tokens over the limits. Only +, −, ×, ÷ and comparisons touch floats and the random
 numbers are our own, so that a seed gives one answer on every machine.
+
+An array is passed on as seven numbers or more, a record as its address. Each call has to be
+compiled with all of them, so short functions take what they need of the state, and `rules` is one
+record inside.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dcp.backends.search_compile import compiled, inlined, inner
 from dcp.backends.search_state import State
+from dcp.compiled import compiled, inlined, inner
 
 U4, U8 = np.uint32, np.uint64
 _MULTIPLIER = U8(2685821657736338717)
@@ -58,15 +62,15 @@ def user_change(s: State, net: Any, a: Any, b: Any, leaves: Any) -> Any:
     if leaves and a != home:
         links -= 1.0
         if node_a != node:
-            links -= s.rules[0].farther
+            links -= s.rules.farther
             if node_a != node_b and s.near[net, node_a] == 1:
-                links -= s.rules[0].entry
+                links -= s.rules.entry
     if b != home and s.used[net, b] == 0:
         links += 1.0
         if node_b != node:
-            links += s.rules[0].farther
+            links += s.rules.farther
             if node_a != node_b and s.near[net, node_b] == 0:
-                links += s.rules[0].entry
+                links += s.rules.entry
     return s.nets[net].size * links
 
 
@@ -95,73 +99,71 @@ def place(s: State, comp: Any, b: Any) -> Any:
 
 
 @inner
-def node_excess(s: State, node: Any, a: Any, b: Any, work: Any) -> Any:
+def node_excess(devices: Any, nodes: Any, rules: Any, node: Any, a: Any, b: Any, work: Any) -> Any:
     """Work over the limits of a node and of its devices if work goes from device a to b.
 
     Any excess counts a least amount.
     """
-    per_node, total = s.rules[0].per_node, s.nodes[node].work
-    if s.devices[a].node == node:
+    per_node, total = rules.per_node, nodes[node].work
+    if devices[a].node == node:
         total -= work
-    if s.devices[b].node == node:
+    if devices[b].node == node:
         total += work
-    limit = min(s.rules[0].device_limit, s.rules[0].inside_factor * total / per_node)
+    limit = min(rules.device_limit, rules.inside_factor * total / per_node)
     excess = 0.0
-    if total > s.rules[0].node_limit:
-        excess += total - s.rules[0].node_limit + s.rules[0].least_work_excess
+    if total > rules.node_limit:
+        excess += total - rules.node_limit + rules.least_work_excess
     first = node * per_node
     for device in range(first, first + per_node):
-        over = s.devices[device].work - limit
+        over = devices[device].work - limit
         if device == a:
             over -= work
         if device == b:
             over += work
         if over > 0.0:
-            excess += over + s.rules[0].least_work_excess
+            excess += over + rules.least_work_excess
     return excess
 
 
 @inlined
-def known_excess(s: State, a: Any, b: Any) -> Any:
+def known_excess(devices: Any, nodes: Any, a: Any, b: Any) -> Any:
     """Excess of the nodes of two devices, as last recorded."""
-    node_a, node_b = s.devices[a].node, s.devices[b].node
-    excess = s.nodes[node_a].excess
+    node_a, node_b = devices[a].node, devices[b].node
+    excess = nodes[node_a].excess
     if node_a != node_b:
-        excess += s.nodes[node_b].excess
-    return excess
-
-
-@inlined
-def excess_after(s: State, a: Any, b: Any, work: Any) -> Any:
-    """Excess of the nodes of two devices if work goes from a to b."""
-    node_a, node_b = s.devices[a].node, s.devices[b].node
-    excess = node_excess(s, node_a, a, b, work)
-    if node_a != node_b:
-        excess += node_excess(s, node_b, a, b, work)
+        excess += nodes[node_b].excess
     return excess
 
 
 @inner
-def record_excess(s: State, a: Any, b: Any) -> None:
+def excess_after(devices: Any, nodes: Any, rules: Any, a: Any, b: Any, work: Any) -> Any:
+    """Excess of the nodes of two devices if work goes from a to b."""
+    node_a, node_b = devices[a].node, devices[b].node
+    excess = node_excess(devices, nodes, rules, node_a, a, b, work)
+    if node_a != node_b:
+        excess += node_excess(devices, nodes, rules, node_b, a, b, work)
+    return excess
+
+
+@inner
+def record_excess(devices: Any, nodes: Any, rules: Any, a: Any, b: Any) -> None:
     """Bring the recorded excess of two devices' nodes up to date."""
     for device in (a, b):
-        node = s.devices[device].node
-        s.nodes[node].excess = node_excess(s, node, a, b, np.int64(0))
+        node = devices[device].node
+        nodes[node].excess = node_excess(devices, nodes, rules, node, a, b, np.int64(0))
 
 
 @inlined
-def token_excess(s: State, held: Any) -> Any:
+def token_excess(rules: Any, held: Any) -> Any:
     """Tokens over the limit, at least the least amount where there is any."""
-    over = held - s.rules[0].token_limit
-    if over > 0:
-        over += s.rules[0].least_token_excess
-    return max(over, np.int64(0))
+    over = held - rules.token_limit
+    return over + rules.least_token_excess if over > 0 else np.int64(0)
 
 
 @inner
 def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
     """Weighted bytes added when the home of a token block goes from device a to device b."""
-    groups, farther = s.rules[0].groups, s.rules[0].farther
+    groups, farther = s.rules.groups, s.rules.farther
     node_a, node_b = s.devices[a].node, s.devices[b].node
     change = 0.0
     for side in range(2):
@@ -170,40 +172,15 @@ def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
             links = farther * (s.near[net, node_a] - s.near[net, node_b])
             if node_a != node_b:
                 if s.near[net, node_a] > 0:
-                    links += s.rules[0].entry
+                    links += s.rules.entry
                 if s.near[net, node_b] > 0:
-                    links -= s.rules[0].entry
+                    links -= s.rules.entry
             if s.used[net, a] > 0:
                 links += 1.0
             if s.used[net, b] > 0:
                 links -= 1.0
             change += s.nets[net].size * links
     return change
-
-
-@inner
-def set_home(s: State, token: Any, b: Any) -> None:
-    """Give a token block to device b."""
-    a = s.tokens[token].home
-    after, before = s.tokens[token].next, s.tokens[token].previous
-    s.tokens[before].next = after
-    s.tokens[after].previous = before
-    if s.devices[a].a_token == token:
-        s.devices[a].a_token = after
-    after, before = token, token
-    if s.devices[b].blocks > 0:
-        after = s.devices[b].a_token
-        before = s.tokens[after].previous
-    s.tokens[token].next = after
-    s.tokens[token].previous = before
-    s.tokens[before].next = token
-    s.tokens[after].previous = token
-    s.devices[b].a_token = token
-    s.devices[a].blocks -= 1
-    s.devices[b].blocks += 1
-    s.devices[a].tokens -= s.tokens[token].tokens
-    s.devices[b].tokens += s.tokens[token].tokens
-    s.tokens[token].home = b
 
 
 @inlined
@@ -217,13 +194,13 @@ def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> Non
         return
     change = user_change(s, row, a, b, s.used[row, a] == 1)
     change += user_change(s, column, a, b, s.used[column, a] == 1)
-    change -= work_price * known_excess(s, a, b)
+    change -= work_price * known_excess(s.devices, s.nodes, a, b)
     if change > bar:
         return
-    change += work_price * excess_after(s, a, b, s.comps[comp].work)
+    change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, s.comps[comp].work)
     if change <= bar:
         place(s, comp, b)
-        record_excess(s, a, b)
+        record_excess(s.devices, s.nodes, s.rules, a, b)
 
 
 @inner
@@ -237,7 +214,7 @@ def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     b = home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
     if a == b:
         return
-    change, work = user_change(s, net, a, b, True), np.int64(0)
+    change, work = user_change(s, net, a, b, np.bool_(True)), np.int64(0)
     first = s.nets[net].first
     for pin in range(first, first + s.nets[net].users):
         other = s.pins[pin]
@@ -245,16 +222,16 @@ def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
             across = s.comps[other].column if along_row else s.comps[other].row
             change += user_change(s, across, a, b, s.used[across, a] == 1)
             work += s.comps[other].work
-    change -= work_price * known_excess(s, a, b)
+    change -= work_price * known_excess(s.devices, s.nodes, a, b)
     if change > bar:
         return
-    change += work_price * excess_after(s, a, b, work)
+    change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, work)
     if change <= bar:
         for pin in range(first, first + s.nets[net].users):
             other = s.pins[pin]
             if s.comps[other].device == a:
                 place(s, other, b)
-        record_excess(s, a, b)
+        record_excess(s.devices, s.nodes, s.rules, a, b)
 
 
 @inner
@@ -264,7 +241,7 @@ def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> 
     Returns the weighted bytes added and the length of the journal.
     """
     change = 0.0
-    groups = s.rules[0].groups
+    groups = s.rules.groups
     for side in range(sides):
         line = (side * s.tokens.shape[0] + token) * groups
         for net in range(line, line + groups):
@@ -278,42 +255,61 @@ def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> 
 
 
 @inner
-def span(s: State, token: Any, longest: Any, most_tokens: Any) -> Any:
+def span(tokens: Any, nets: Any, rules: Any, token: Any, longest: Any, most_tokens: Any) -> Any:
     """Neighbours from a token block on that share its home: how many, and their tokens.
 
     Args:
-        s: State before the move.
+        tokens, nets, rules: See `State`.
         token: The first of them.
         longest: How many at most.
         most_tokens: No further block is added to so many tokens.
     """
-    groups, home, run = s.rules[0].groups, s.tokens[token].home, s.tokens[token].run
-    blocks, held = np.int64(1), s.tokens[token].tokens
-    users = s.nets[token * groups].users
-    for other in range(token + 1, min(token + longest, s.tokens.shape[0])):
-        users += s.nets[other * groups].users
-        apart = s.tokens[other].home != home or s.tokens[other].run != run
+    groups, home, run = rules.groups, tokens[token].home, tokens[token].run
+    blocks, held = np.int64(1), tokens[token].tokens
+    users = nets[token * groups].users
+    for other in range(token + 1, min(token + longest, tokens.shape[0])):
+        users += nets[other * groups].users
+        apart = tokens[other].home != home or tokens[other].run != run
         if apart or held >= most_tokens or users > _MOST_USERS:
             break
-        held += s.tokens[other].tokens
+        held += tokens[other].tokens
         blocks += 1
     return blocks, held
 
 
 @inner
-def set_homes(s: State, token: Any, blocks: Any, b: Any) -> None:
+def set_homes(tokens: Any, devices: Any, token: Any, blocks: Any, b: Any) -> None:
     """Give neighbouring token blocks to device b."""
     for each in range(token, token + blocks):
-        set_home(s, U4(each), b)
+        a = tokens[each].home
+        after, before = tokens[each].next, tokens[each].previous
+        tokens[before].next = after
+        tokens[after].previous = before
+        if devices[a].a_token == each:
+            devices[a].a_token = after
+        after, before = each, each
+        if devices[b].blocks > 0:
+            after = devices[b].a_token
+            before = tokens[after].previous
+        tokens[each].next = after
+        tokens[each].previous = before
+        tokens[before].next = each
+        tokens[after].previous = each
+        devices[b].a_token = each
+        devices[a].blocks -= 1
+        devices[b].blocks += 1
+        devices[a].tokens -= tokens[each].tokens
+        devices[b].tokens += tokens[each].tokens
+        tokens[each].home = b
 
 
 @inlined
 def other_home(s: State, token: Any, r2: Any) -> Any:
     """Another device for a token block, mostly one that uses it."""
-    groups = s.rules[0].groups
+    groups = s.rules.groups
     net = U4(token * groups + pick((r2 >> U8(8)) & U8(0xFFFFFFFF), U8(groups)))
     if r2 & U8(1):
-        net += U4(s.tokens.shape[0] * groups)
+        net = U4(net + s.tokens.shape[0] * groups)
     if s.nets[net].users > 0 and (r2 >> U8(16)) & U8(7) > U8(0):
         return random_user(s, net, r2 >> U8(32))
     return pick(r2 >> U8(32), U8(s.devices.shape[0]))
@@ -334,19 +330,19 @@ def try_homes(
         return
     longest = np.int64(1)
     if with_lines:
-        longest = min(np.int64(1) << np.int64((r2 >> U8(19)) & U8(3)), s.rules[0].longest)
-    blocks, moving = span(s, token, longest, s.devices[a].tokens)
+        longest = min(np.int64(1) << np.int64((r2 >> U8(19)) & U8(3)), s.rules.longest)
+    blocks, moving = span(s.tokens, s.nets, s.rules, token, longest, s.devices[a].tokens)
     other, other_blocks = token, np.int64(0)
     if (r2 >> U8(1)) & U8(7) > U8(0) and s.devices[b].blocks > 0:
         other = s.devices[b].a_token
         for _ in range((r2 >> U8(4)) & U8(7)):
             other = s.tokens[other].next
         s.devices[b].a_token = other
-        other_blocks, back = span(s, other, 2 * longest - 1, moving)
+        other_blocks, back = span(s.tokens, s.nets, s.rules, other, 2 * longest - 1, moving)
         moving -= back
     held_a, held_b = s.devices[a].tokens, s.devices[b].tokens
-    over = token_excess(s, held_a - moving) + token_excess(s, held_b + moving)
-    over -= token_excess(s, held_a) + token_excess(s, held_b)
+    over = token_excess(s.rules, held_a - moving) + token_excess(s.rules, held_b + moving)
+    over -= token_excess(s.rules, held_a) + token_excess(s.rules, held_b)
     change = token_price * over
     if change > bar:
         return
@@ -357,8 +353,8 @@ def try_homes(
     passes = change <= bar
     if not (passes or with_lines):
         return
-    set_homes(s, token, blocks, b)
-    set_homes(s, other, other_blocks, a)
+    set_homes(s.tokens, s.devices, token, blocks, b)
+    set_homes(s.tokens, s.devices, other, other_blocks, a)
     if passes:
         return
     sides, moved = _sides(r2 >> U8(12)), np.int64(0)
@@ -369,15 +365,15 @@ def try_homes(
     for each in range(other, other + other_blocks):
         added, moved = move_lines(s, each, sides, b, a, moved)
         change += added
-    change -= work_price * known_excess(s, a, b)
-    change += work_price * excess_after(s, a, b, np.int64(0))
+    change -= work_price * known_excess(s.devices, s.nodes, a, b)
+    change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, np.int64(0))
     if change <= bar:
-        record_excess(s, a, b)
+        record_excess(s.devices, s.nodes, s.rules, a, b)
         return
     for index in range(moved - 1, -1, -1):
         place(s, s.journal[index], a if index < moved_first else b)
-    set_homes(s, token, blocks, a)
-    set_homes(s, other, other_blocks, b)
+    set_homes(s.tokens, s.devices, token, blocks, a)
+    set_homes(s.tokens, s.devices, other, other_blocks, b)
 
 
 @inlined
@@ -409,6 +405,9 @@ def anneal(
             adds no more than the temperature times one of them.
         seed: uint64, not 0.
     """
+    s = State(
+        s.comps, s.nets, s.pins, s.tokens, s.devices, s.nodes, s.used, s.near, s.rules[0], s.journal
+    )
     x = U8(seed)
     for stage in range(temperatures.shape[0]):
         for _ in range(steps):

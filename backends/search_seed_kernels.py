@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcp.backends.search_compile import compiled
+from dcp.compiled import compiled
 
 
 @compiled

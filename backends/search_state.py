@@ -7,7 +7,7 @@ negative ones.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class State(NamedTuple):
         nodes: [nodes] of NODE.
         used: Computations with each net on each device, [nets, D].
         near: Devices of each node that compute with a net, [nets, nodes].
-        rules: [1] of RULES.
+        rules: [1] of RULES; compiled code hands the one record on.
         journal: Room for the computations of a move that may be undone, [2·C].
     """
 
@@ -79,7 +79,7 @@ class State(NamedTuple):
     nodes: Records
     used: npt.NDArray[np.int16]
     near: npt.NDArray[np.int16]
-    rules: Records
+    rules: Any
     journal: UIntArray
 
     def copy(self) -> State:

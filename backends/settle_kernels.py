@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dcp.arrays import FloatArray, Int32Array, IntArray
-from dcp.backends.search_compile import compiled, inner
+from dcp.compiled import compiled, inner
+
+# A plain −1 or 0 that is handed on would have what takes it compiled for that number, too.
+_NONE: Any = np.int64(-1)
+_ZERO: Any = np.int64(0)
 
 
 class Tables(NamedTuple):
@@ -58,7 +62,7 @@ def follow(tables: Tables, node_of: IntArray, node: IntArray) -> None:
     for comp in range(len(node)):
         if node_of[tables.where[comp]] == node[comp]:
             continue
-        best, best_cost = -1, 0
+        best, best_cost = _NONE, 0
         for device in range(len(node_of)):
             if node_of[device] != node[comp]:
                 continue
@@ -81,7 +85,7 @@ def relieve(
                 full = place
         if tables.loads[full] <= limit:
             return True
-        count = 0
+        count = _ZERO
         for comp in comps:
             if tables.where[comp] == full:
                 scratch.mine[count] = comp
@@ -110,7 +114,7 @@ def save(tables: Tables, comps: IntArray, places: IntArray, limit: float) -> int
     """
     moved = 0
     for comp in comps:
-        best, best_cost = -1, 0
+        best, best_cost = _NONE, 0
         for place in places:
             if tables.loads[place] + tables.flops[comp] <= limit:
                 cost = _cost(tables, comp, place)
@@ -159,7 +163,7 @@ def _drain(
     moved = False
     while tables.loads[full] > limit:
         excess = tables.loads[full] - limit
-        best, best_price = -1, np.inf
+        best, best_price = _NONE, np.inf
         for index in range(count):
             useful = min(tables.flops[mine[index]], excess)
             if useful > 0 and cost[index] / max(useful, 1.0) < best_price:
@@ -205,7 +209,7 @@ def _exchange(
 ) -> bool:
     """Exchange a computation for a smaller one elsewhere; False where none helps."""
     excess = tables.loads[full] - limit
-    best, best_other, best_price = -1, -1, np.inf
+    best, best_other, best_price = _NONE, _NONE, np.inf
     for index in range(count):
         comp = scratch.mine[index]
         for other in comps:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
-from dcp.compiled import compiled
+from dcp.compiled import compiled, inner
 
-LAUNCH, PORT = 0, 1  # kinds of event: a rank launches, a port may send its next message
+# A rank in a step: seconds before and after its launch, and which messages that sends; how many
+# messages it still misses and when the last of the others arrived; when it begins and ends.
+_ROUND = np.dtype(
+    [
+        ("before_launch", "f8"),
+        ("after_launch", "f8"),
+        ("first", "i8"),
+        ("last", "i8"),
+        ("missing", "i8"),
+        ("begin", "f8"),
+        ("end", "f8"),
+    ]
+)
+# `behind` is the next message in the queue of the port that it leaves through.
+_MESSAGE = np.dtype(
+    [
+        ("round", "i8"),
+        ("port_out", "i8"),
+        ("port_in", "i8"),
+        ("duration", "f8"),
+        ("latency", "f8"),
+        ("behind", "i8"),
+        ("sent", "f8"),
+        ("arrived", "f8"),
+    ]
+)
+# The queue of messages that leave through a port, and when it has taken in what entered so far.
+_PORT = np.dtype([("head", "i8"), ("tail", "i8"), ("free", "f8")])
 
 
-@compiled
 def play(
     before_launch: FloatArray,
     after_launch: FloatArray,
@@ -43,74 +69,102 @@ def play(
         message enters its ports and has arrived, [messages] each.
     """
     ranks, steps = before_launch.shape
-    count = len(src)
+    rounds = np.zeros(steps * ranks, _ROUND)
+    rounds["before_launch"] = before_launch.T.ravel()
+    rounds["after_launch"] = after_launch.T.ravel()
+    sends = np.bincount(step * ranks + src - ranks, minlength=len(rounds))
+    rounds["last"] = np.cumsum(sends)
+    rounds["first"] = rounds["last"] - sends
+    messages = np.zeros(len(src), _MESSAGE)
+    messages["behind"] = -1
+    messages["round"] = step * ranks + dst
+    rounds["missing"] = np.bincount(messages["round"], minlength=len(rounds))
+    messages["port_out"], messages["port_in"] = port_out, port_in
+    messages["duration"], messages["latency"] = duration, latency
+    ports = np.zeros(1 + np.maximum(port_out, port_in).max(initial=-1), _PORT)
+    ports["head"] = -1
+    leaves = 1 << (ranks + len(ports) - 1).bit_length()
+    due, earliest = np.full(leaves, np.inf), np.zeros(2 * leaves, np.int64)
+    _play(rounds, messages, ports, np.arange(ranks), due, earliest)
+    begin, end = (rounds[name].reshape(steps, ranks).T.copy() for name in ("begin", "end"))
     wait = np.zeros((ranks, steps))
-    begin = np.zeros((ranks, steps))
-    end = np.zeros((ranks, steps))
-    sent = np.zeros(count)
-    arrived = np.zeros(count)
-    missing = np.zeros((ranks, steps), np.int64)
-    last_arrival = np.zeros((ranks, steps))
-    first = np.zeros(ranks * steps + 1, np.int64)
-    for message in range(count):
-        missing[dst[message], step[message]] += 1
-        first[step[message] * ranks + src[message] + 1] += 1
-    first = np.cumsum(first)
-    ports = max(_highest(port_out), _highest(port_in)) + 1
-    in_free = np.zeros(ports)
-    head, tail = np.full(ports, -1), np.full(ports, -1)  # queues of messages
-    behind = np.full(count, -1)
-    sending = np.zeros(ports, np.bool_)
-
-    reached = np.zeros(ranks, np.int64)  # step that a rank waits for
-    events = [(0.0, LAUNCH, 0, 0)]
-    events.clear()
-    for rank in range(ranks):
-        heappush(events, (before_launch[rank, 0], LAUNCH, rank, 0))
-    while events:
-        now, kind, which, here = heappop(events)
-        if kind == LAUNCH:
-            end[which, here] = now + after_launch[which, here]
-            if here + 1 == steps:
-                continue
-            wait[which, here + 1] = end[which, here]
-            slot = (here + 1) * ranks + which
-            for message in range(first[slot], first[slot + 1]):
-                port = port_out[message]
-                if head[port] < 0:
-                    head[port] = message
-                else:
-                    behind[tail[port]] = message
-                tail[port] = message
-                if not sending[port]:
-                    sending[port] = True
-                    heappush(events, (now, PORT, port, 0))
-            reached[which] = here + 1
-            other, step_of = which, here + 1
-        else:
-            message = head[which]
-            if message < 0:
-                sending[which] = False
-                continue
-            head[which] = behind[message]
-            sent[message] = max(now, in_free[port_in[message]])
-            leaves = sent[message] + duration[message]
-            in_free[port_in[message]] = leaves
-            arrived[message] = leaves + latency[message]
-            heappush(events, (leaves, PORT, which, 0))
-            other, step_of = dst[message], step[message]
-            missing[other, step_of] -= 1
-            last_arrival[other, step_of] = max(last_arrival[other, step_of], arrived[message])
-        if missing[other, step_of] == 0 and reached[other] == step_of:
-            begin[other, step_of] = max(wait[other, step_of], last_arrival[other, step_of])
-            start = begin[other, step_of] + before_launch[other, step_of]
-            heappush(events, (start, LAUNCH, other, step_of))
-    return wait, begin, end, sent, arrived
+    wait[:, 1:] = end[:, :-1]
+    return wait, begin, end, messages["sent"].copy(), messages["arrived"].copy()
 
 
 @compiled
-def _highest(values: IntArray) -> int:
-    highest = 0
-    for value in values:
-        highest = max(highest, value)
-    return highest
+def _play(
+    rounds: Any,
+    messages: Any,
+    ports: Any,
+    reached: IntArray,
+    due: FloatArray,
+    earliest: IntArray,
+) -> None:
+    """Play the rounds.
+
+    Args:
+        rounds: By (step, rank).
+        messages: By (step, source).
+        ports: All ports.
+        reached: The round that each rank is in or waits for, [ranks].
+        due: When each rank launches and then when each port sends next; infinity for never. Of
+            a length that is a power of 2.
+        earliest: Room for a tournament of `due`, twice as long: the earlier one of nodes 2n and
+            2n + 1 wins node n, and entry i is the leaf i places after the first.
+    """
+    ranks = reached.shape[0]
+    for entry in range(due.shape[0]):
+        earliest[due.shape[0] + entry] = entry
+        _set_due(due, earliest, entry, rounds[entry].before_launch if entry < ranks else np.inf)
+    while due[earliest[1]] < np.inf:
+        which, now = earliest[1], due[earliest[1]]
+        _set_due(due, earliest, which, np.inf)
+        if which < ranks:
+            here, rank = reached[which], which
+            rounds[here].end = now + rounds[here].after_launch
+            for message in range(rounds[here].first, rounds[here].last):
+                port = messages[message].port_out
+                if ports[port].head < 0:
+                    ports[port].head = message
+                else:
+                    messages[ports[port].tail].behind = message
+                ports[port].tail = message
+                if due[ranks + port] == np.inf:
+                    _set_due(due, earliest, ranks + port, now)
+            here += ranks
+            reached[rank] = here
+            if here >= rounds.shape[0]:
+                continue
+        else:
+            message = ports[which - ranks].head
+            if message < 0:
+                continue
+            ports[which - ranks].head = messages[message].behind
+            port = messages[message].port_in
+            enters = max(now, ports[port].free)
+            leaves = enters + messages[message].duration
+            ports[port].free = leaves
+            messages[message].sent = enters
+            messages[message].arrived = leaves + messages[message].latency
+            _set_due(due, earliest, which, leaves)
+            here = messages[message].round
+            rank = here % ranks
+            rounds[here].missing -= 1
+            rounds[here].begin = max(rounds[here].begin, messages[message].arrived)
+        if rounds[here].missing == 0 and reached[rank] == here:
+            begin = max(rounds[here].begin, rounds[here - ranks].end)
+            rounds[here].begin = begin
+            _set_due(due, earliest, rank, begin + rounds[here].before_launch)
+
+
+@inner
+def _set_due(due: FloatArray, earliest: IntArray, entry: int, when: float) -> None:
+    """Change when an entry is due. Of those due at once the first entry wins: ranks, then ports."""
+    due[entry] = when
+    node = (due.shape[0] + entry) // 2
+    while node > 0:
+        earliest[node] = earliest[2 * node]
+        if due[earliest[2 * node + 1]] < due[earliest[node]]:
+            earliest[node] = earliest[2 * node + 1]
+        node //= 2

@@ -8,7 +8,6 @@ from dcp.arrays import IntArray
 from dcp.compiled import compiled
 
 
-@compiled
 def allocate(
     arena: IntArray, birth: IntArray, death: IntArray, rows: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
@@ -24,13 +23,25 @@ def allocate(
         The slot of every content, [n]; the arena and the rows of every slot, [slots]. Slots are
         numbered over all arenas, in the order of the arenas.
     """
-    count = len(arena)
-    slot = np.empty(count, np.int64)
-    slot_arena = np.empty(count, np.int64)
-    slot_rows = np.empty(count, np.int64)
-    busy_until = np.empty(count, np.int64)
+    slot, slot_arena, slot_rows, busy_until = np.empty((4, len(arena)), np.int64)
+    slots = _allocate(arena, birth, death, rows, slot, slot_arena, slot_rows, busy_until)
+    return slot, slot_arena[:slots], slot_rows[:slots]
+
+
+@compiled
+def _allocate(
+    arena: IntArray,
+    birth: IntArray,
+    death: IntArray,
+    rows: IntArray,
+    slot: IntArray,
+    slot_arena: IntArray,
+    slot_rows: IntArray,
+    busy_until: IntArray,
+) -> int:
+    """Fill in the slot of every content and what the slots are; returns how many there are."""
     slots = first = 0
-    for content in range(count):
+    for content in range(len(arena)):
         if content and arena[content] != arena[content - 1]:
             first = slots
         best = -1
@@ -46,4 +57,4 @@ def allocate(
             slots += 1
         slot[content] = best
         busy_until[best] = death[content]
-    return slot, slot_arena[:slots], slot_rows[:slots]
+    return slots
