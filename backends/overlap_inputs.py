@@ -224,7 +224,7 @@ class Inputs:
         Half of what another input is missing for counts too.
         """
         inputs = np.stack([self.of_query, self.of_key], axis=1)
-        missing = np.count_nonzero(inputs < len(self), axis=1)
+        missing = (inputs < len(self)).sum(axis=1, dtype=np.int8)
         share_s = np.where(missing == 2, 0.5, 1.0) * self.comp_s
         worth_s = np.bincount(inputs.ravel(), np.repeat(share_s, 2), len(self) + 1)
         return missing, worth_s.astype(np.float64)

@@ -52,21 +52,22 @@ class OverlapSchedule(Scheduler):
         inputs = Inputs.of(problem)
         work = DeviceWork.of(problem, inputs)
 
-        def candidates(choices: list[_Choice]) -> list[_Candidate]:
-            fitting = [each for each in choices if each.divisions <= self.most_divisions]
-            return [_candidate(problem, inputs, work, choice) for choice in fitting]
+        promising: list[_Candidate] = []
+        time_s: dict[_Choice, float] = {}
 
-        tried = candidates([_Choice(divisions=count) for count in (1, 6, 12)])
-        many = min(tried, key=_time).choice.divisions == 12
-        tried += candidates([_Choice(divisions=24 if many else 3)])
-        best_two = sorted(tried, key=_time)[:2]
-        tried += candidates(
-            [
-                replace(each.choice, ahead=0.7 if each.choice.divisions >= 12 else 2.0)
-                for each in best_two
-            ]
-        )
-        return _simplest(tried).schedule
+        def consider(choice: _Choice) -> None:
+            if choice.divisions <= self.most_divisions:
+                candidate = _candidate(problem, inputs, work, choice)
+                time_s[choice] = candidate.total_s
+                promising[:] = _promising([*promising, candidate])
+
+        for count in (1, 6, 12):
+            consider(_Choice(divisions=count))
+        many = min(time_s, key=time_s.__getitem__).divisions == 12
+        consider(_Choice(divisions=24 if many else 3))
+        for choice in sorted(time_s, key=time_s.__getitem__)[:2]:
+            consider(replace(choice, ahead=0.7 if choice.divisions >= 12 else 2.0))
+        return promising[0].schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,29 +79,30 @@ class _Choice:
 
 
 class _Candidate(NamedTuple):
-    """A choice carried out, and its simulated time."""
+    """A schedule and its simulated time."""
 
-    choice: _Choice
     schedule: Schedule
     total_s: float
 
 
-def _time(candidate: _Candidate) -> float:
-    return candidate.total_s
+def _promising(tried: list[_Candidate]) -> list[_Candidate]:
+    """Those that may still be chosen, of fewest divisions first; the first is the choice so far.
 
-
-def _simplest(tried: list[_Candidate]) -> _Candidate:
-    """The one of fewest divisions among those that are as fast as the fastest, but for little."""
-    enough_s = _AS_FAST * min(map(_time, tried))
-    fast = [candidate for candidate in tried if candidate.total_s <= enough_s]
-    return min(fast, key=lambda candidate: (candidate.schedule.num_divisions, candidate.total_s))
+    Fewest divisions win among those that are as fast as the fastest, but for little; so each of
+    more divisions has to be faster.
+    """
+    front: list[_Candidate] = []
+    for one in sorted(tried, key=lambda each: (each.schedule.num_divisions, each.total_s)):
+        if not front or one.total_s < front[-1].total_s:
+            front.append(one)
+    return [one for one in front if one.total_s <= _AS_FAST * front[-1].total_s]
 
 
 def _candidate(
     problem: SchedulingProblem, inputs: Inputs, work: DeviceWork, choice: _Choice
 ) -> _Candidate:
     schedule = _arranged(problem, inputs, work, choice)
-    return _Candidate(choice, schedule, problem.timeline(schedule).total_s)
+    return _Candidate(schedule, problem.timeline(schedule).total_s)
 
 
 def _arranged(

@@ -37,9 +37,9 @@ class Accumulators:
     of_comp: Int32Array
     comp_is_first: BoolArray
     transfers: IntArray
-    of_receive: IntArray
+    of_receive: Int32Array
     receive_is_first: BoolArray
-    of_send: IntArray
+    of_send: Int32Array
 
 
 def trace_accumulators(phase: PlacedPhase, kind: Kind) -> Accumulators:
@@ -48,23 +48,22 @@ def trace_accumulators(phase: PlacedPhase, kind: Kind) -> Accumulators:
     transfers = np.flatnonzero(moved.kind == kind)
     count, step = len(transfers), moved.step[transfers]
     block, group = moved.block[transfers], moved.group[transfers]
-    keys = [phase.key(rank[transfers], kind, block, group) for rank in (moved.dst, moved.src)]
-    keys.append(
-        phase.key(
-            phase.comp_device[comps],
-            kind,
-            phase.comp_block(kind),
-            phase.blocks.comp_group[comps],
-        )
+    key = phase.key(
+        np.concatenate([moved.dst[transfers], moved.src[transfers], phase.comp_device[comps]]),
+        kind,
+        np.concatenate([block, block, phase.comp_block(kind)]),
+        np.concatenate([group, group, phase.blocks.comp_group[comps]]),
     )
-    times = [
-        wait_time(step),
-        launch_time(step),
-        attention_time(phase.schedule.comp_division[comps]),
-    ]
-    is_send = np.zeros(2 * count + len(comps), dtype=bool)
+    time = np.concatenate(
+        [
+            wait_time(step),
+            launch_time(step),
+            attention_time(phase.schedule.comp_division[comps]),
+        ]
+    )
+    is_send = np.zeros(len(key), dtype=bool)
     is_send[count : 2 * count] = True
-    life, is_first, lives = _lives(np.concatenate(keys), np.concatenate(times), is_send)
+    life, is_first, lives = _lives(key, time, is_send)
 
     rest, group = np.divmod(lives.key, len(phase.blocks.groups))
     rest, block = np.divmod(rest, max(phase.blocks.num_token_blocks, 1))
@@ -75,7 +74,7 @@ def trace_accumulators(phase: PlacedPhase, kind: Kind) -> Accumulators:
         birth=lives.first,
         death=np.where(lives.is_sent, lives.last, copy_time(lives.last)),
         is_final=~lives.is_sent,
-        of_comp=life[2 * count :].astype(np.int32),
+        of_comp=life[2 * count :],
         comp_is_first=is_first[2 * count :],
         transfers=transfers,
         of_receive=life[:count],
@@ -94,7 +93,9 @@ class _Lives:
     is_sent: BoolArray
 
 
-def _lives(key: IntArray, time: IntArray, is_send: BoolArray) -> tuple[IntArray, BoolArray, _Lives]:
+def _lives(
+    key: IntArray, time: IntArray, is_send: BoolArray
+) -> tuple[Int32Array, BoolArray, _Lives]:
     """Cut the events of each key into lives, [events]; a send ends one.
 
     Returns:
@@ -112,7 +113,7 @@ def _lives(key: IntArray, time: IntArray, is_send: BoolArray) -> tuple[IntArray,
         last=time[order[last]],
         is_sent=ends_life[last],
     )
-    life, is_first = np.empty(len(key), dtype=np.int64), np.empty(len(key), dtype=bool)
-    life[order] = np.cumsum(begins) - 1
+    life, is_first = np.empty(len(key), dtype=np.int32), np.empty(len(key), dtype=bool)
+    life[order] = np.cumsum(begins, dtype=np.int32) - 1
     is_first[order] = begins
     return life, is_first, lives

@@ -23,7 +23,7 @@ class InputSources:
     """
 
     of_comp: dict[Kind, Int32Array]
-    of_send: IntArray
+    of_send: Int32Array
 
     @classmethod
     def of(cls, phase: PlacedPhase) -> InputSources:
@@ -33,16 +33,17 @@ class InputSources:
         what = moved.kind, moved.block, moved.group
         key = phase.key(moved.dst, *what)[received]
         order = row_order(key)
-        keys, transfers = np.append(key[order], -1), np.append(received[order], -1)
+        keys = np.append(key[order], -1)
+        transfers = np.append(received[order], -1).astype(np.int32)
 
-        def find(wanted: IntArray) -> IntArray:
+        def find(wanted: IntArray) -> Int32Array:
             position = np.searchsorted(keys[:-1], wanted)
-            return np.where(keys[position] == wanted, transfers[position], -1)
+            return np.where(keys[position] == wanted, transfers[position], np.int32(-1))
 
         rank, group = phase.comp_device[comps], phase.blocks.comp_group[comps]
         return cls(
             of_comp={
-                kind: find(phase.key(rank, kind, phase.comp_block(kind), group)).astype(np.int32)
+                kind: find(phase.key(rank, kind, phase.comp_block(kind), group))
                 for kind in phase.inputs
             },
             of_send=find(phase.key(moved.src, *what)),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp.arrays import BoolArray, IntArray
+from dcp.arrays import BoolArray, Int32Array, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.instructions import (
     BACKWARD_ITEM,
@@ -44,6 +44,9 @@ _SLOT_FIELDS = {
     Kind.DKV: "dkv",
 }
 """What the items of attention call the slots of each kind."""
+
+_ITEMS_AT_A_TIME = 1 << 15
+"""Items of attention in one array, about. Memory freed before has no room for all in one piece."""
 
 
 def lower(
@@ -83,25 +86,19 @@ def _programs(phase: PlacedPhase, slots: SlotLayout) -> list[Program]:
 
 
 def _instructions(
-    phase: PlacedPhase, slots: SlotLayout, mask: IntArray, shape: tuple[int, int]
+    phase: PlacedPhase, slots: SlotLayout, mask: Int32Array, shape: tuple[int, int]
 ) -> list[list[Instruction]]:
     """Instructions of every rank. In a step: wait, reduce, launch the next, compute, copy."""
-    moved, comps, steps = phase.schedule.transfers, phase.comps, shape[1]
+    moved, steps = phase.schedule.transfers, shape[1]
     partial, finals = np.flatnonzero(moved.is_result), slots.finals
     arrive = _messages(phase, moved.src, slots.arrival_slot)
     leave = _messages(phase, moved.dst, slots.sent_slot)
-    received = _by_cell(arrive, moved.dst, moved.step, shape)
-    sent = _by_cell(leave, moved.src, moved.step, shape)
-    reduced = _by_cell(
-        _reductions(phase, slots, partial), moved.dst[partial], moved.step[partial], shape
-    )
-    computed = _by_cell(
-        _attention_items(phase, slots, mask),
-        phase.comp_device[comps],
-        phase.schedule.comp_division[comps],
-        shape,
-    )
-    copied = _by_cell(_copies(finals), finals.rank, finals.step, shape)
+    arrival = moved.dst * steps + moved.step
+    received = _by_cell(arrive, arrival)
+    sent = _by_cell(leave, moved.src * steps + moved.step)
+    reduced = _by_cell(_reductions(phase, slots, partial), arrival[partial])
+    computed = _attention(phase, slots, mask, steps)
+    copied = _by_cell(_copies(finals), finals.rank * steps + finals.step)
 
     nothing = arrive[:0]
     ordered: list[tuple[int, Instruction]] = [
@@ -123,11 +120,8 @@ def _instructions(
     return found
 
 
-def _by_cell(
-    items: Items, rank: IntArray, step: IntArray, shape: tuple[int, int]
-) -> dict[int, Items]:
+def _by_cell(items: Items, cell: IntArray) -> dict[int, Items]:
     """Rows by cell, which is rank * steps + step; those of a cell keep their order."""
-    cell = rank * shape[1] + step
     if (cell[1:] < cell[:-1]).any():
         order = row_order(cell)
         items, cell = items[order], cell[order]
@@ -137,7 +131,7 @@ def _by_cell(
     return {int(cell[low]): items[low:high] for low, high in pairwise(edges)}
 
 
-def _messages(phase: PlacedPhase, peer: IntArray, slot: IntArray) -> Items:
+def _messages(phase: PlacedPhase, peer: IntArray, slot: Int32Array) -> Items:
     moved = phase.schedule.transfers
     return _rows(MESSAGE_ITEM, peer=peer, slot=slot, block=moved.block, group=moved.group)
 
@@ -154,15 +148,31 @@ def _reductions(phase: PlacedPhase, slots: SlotLayout, partial: IntArray) -> Ite
     )
 
 
-def _attention_items(phase: PlacedPhase, slots: SlotLayout, mask: IntArray) -> Items:
-    forward = phase.schedule.phase == "forward"
-    rows = np.zeros(len(phase.comps), dtype=FORWARD_ITEM if forward else BACKWARD_ITEM)
-    rows["q_block"], rows["kv_block"] = phase.comp_block(Kind.Q), phase.comp_block(Kind.KV)
-    rows["group"], rows["mask"] = phase.blocks.comp_group[phase.comps], mask
+def _attention(
+    phase: PlacedPhase, slots: SlotLayout, mask: Int32Array, steps: int
+) -> dict[int, Items]:
+    """Items of attention by cell, made for some ranks at a time."""
+    device, count = phase.comp_device[phase.comps], len(phase.comps)
+    ranks = max(1, phase.num_ranks * _ITEMS_AT_A_TIME // max(count, 1))
+    edges = np.searchsorted(device, np.arange(0, phase.num_ranks, ranks)).tolist()
+    found: dict[int, Items] = {}
+    for low, high in pairwise([*edges, count]):
+        mine = slice(low, high)
+        division = phase.schedule.comp_division[phase.comps[mine]]
+        items = _attention_items(phase, slots, mask, mine)
+        found |= _by_cell(items, device[mine] * steps + division)
+    return found
+
+
+def _attention_items(phase: PlacedPhase, slots: SlotLayout, mask: Int32Array, mine: slice) -> Items:
+    blocks, comps, forward = phase.blocks, phase.comps[mine], phase.schedule.phase == "forward"
+    rows = np.zeros(len(comps), dtype=FORWARD_ITEM if forward else BACKWARD_ITEM)
+    rows["q_block"], rows["kv_block"] = blocks.comp_q[comps], blocks.comp_kv[comps]
+    rows["group"], rows["mask"] = blocks.comp_group[comps], mask[mine]
     for kind, slot in slots.comp_slot.items():
-        rows[_SLOT_FIELDS[kind]] = slot
+        rows[_SLOT_FIELDS[kind]] = slot[mine]
     for kind, is_first in slots.comp_is_first.items():
-        rows["fresh" if forward else f"fresh_{_SLOT_FIELDS[kind]}"] = is_first
+        rows["fresh" if forward else f"fresh_{_SLOT_FIELDS[kind]}"] = is_first[mine]
     return rows
 
 
@@ -178,7 +188,7 @@ class _MaskTables(NamedTuple):
         ptr, slices: The tables, rank by rank.
     """
 
-    number: IntArray
+    number: Int32Array
     ptr: list[IntArray]
     slices: list[IntArray]
 
@@ -197,13 +207,13 @@ class _MaskTables(NamedTuple):
         slices = blocks.mask_slices[rows]
         spans = list(pairwise(first.tolist()))
         return cls(
-            number=np.searchsorted(used, wanted) - first[rank],
+            number=(np.searchsorted(used, wanted) - first[rank]).astype(np.int32),
             ptr=[ptr[low : high + 1] - ptr[low] for low, high in spans],
             slices=[slices[ptr[low] : ptr[high]] for low, high in spans],
         )
 
 
-def _rows(dtype: np.dtype[np.void], **columns: IntArray | BoolArray) -> Items:
+def _rows(dtype: np.dtype[np.void], **columns: IntArray | Int32Array | BoolArray) -> Items:
     rows = np.zeros(len(next(iter(columns.values()))), dtype=dtype)
     for name, values in columns.items():
         rows[name] = values

@@ -25,8 +25,8 @@ class Finals(NamedTuple):
     step: IntArray
     block: IntArray
     group: IntArray
-    src: IntArray
-    dst: IntArray
+    src: Int32Array
+    dst: Int32Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,9 +48,9 @@ class SlotLayout:
     table: SlotTable
     comp_slot: dict[Kind, Int32Array]
     comp_is_first: dict[Kind, BoolArray]
-    arrival_slot: IntArray
-    sent_slot: IntArray
-    merged_slot: IntArray
+    arrival_slot: Int32Array
+    sent_slot: Int32Array
+    merged_slot: Int32Array
     merge_is_first: BoolArray
     finals: Finals
 
@@ -75,13 +75,17 @@ def lay_out(phase: PlacedPhase) -> SlotLayout:
     table = SlotTable.of(sections, phase.num_ranks)
 
     numbers = iter(table.numbers)
-    home_slot = np.full((len(Kind), blocks.num_token_blocks, len(blocks.groups)), -1)
+    shape = len(Kind), blocks.num_token_blocks, len(blocks.groups)
+    home_slot = np.full(shape, -1, dtype=np.int32)
     for kind, (section, block) in zip(kinds, home_parts, strict=True):
         home_slot[kind, block, section.records["group"]] = next(numbers)
-    arrival_slot = np.empty(len(moved), dtype=np.int64)
+    arrival_slot = np.empty(len(moved), dtype=np.int32)
     for rows, (_, slot) in zip(arriving, arrival_parts, strict=True):
         arrival_slot[rows] = next(numbers)[slot]
-    sum_slot = {kind: next(numbers)[slot] for kind, (_, slot) in zip(sums, sum_parts, strict=True)}
+    sum_slot = {
+        kind: next(numbers)[slot].astype(np.int32)
+        for kind, (_, slot) in zip(sums, sum_parts, strict=True)
+    }
     return _layout(phase, table, sources, sums, home_slot, arrival_slot, sum_slot)
 
 
@@ -90,9 +94,9 @@ def _layout(
     table: SlotTable,
     sources: InputSources,
     sums: dict[Kind, Accumulators],
-    home_slot: IntArray,
-    arrival_slot: IntArray,
-    sum_slot: dict[Kind, IntArray],
+    home_slot: Int32Array,
+    arrival_slot: Int32Array,
+    sum_slot: dict[Kind, Int32Array],
 ) -> SlotLayout:
     """Slots of computations and transfers.
 
@@ -104,21 +108,23 @@ def _layout(
     """
     moved, group = phase.schedule.transfers, phase.blocks.comp_group[phase.comps]
 
-    def input_slot(transfer: IntArray | Int32Array, *at_home: IntArray | int) -> IntArray:
-        return np.where(transfer < 0, home_slot[at_home], np.append(arrival_slot, -1)[transfer])
+    arrived = np.append(arrival_slot, np.int32(-1))
+
+    def input_slot(transfer: Int32Array, *at_home: IntArray | int) -> Int32Array:
+        return np.where(transfer < 0, home_slot[at_home], arrived[transfer])
 
     sent_slot = input_slot(sources.of_send, moved.kind, moved.block, moved.group)
-    merged_slot = np.full(len(moved), -1)
+    merged_slot = np.full(len(moved), -1, dtype=np.int32)
     merge_is_first = np.zeros(len(moved), dtype=bool)
     comp_slot = {
-        kind: input_slot(transfer, int(kind), phase.comp_block(kind), group).astype(np.int32)
+        kind: input_slot(transfer, int(kind), phase.comp_block(kind), group)
         for kind, transfer in sources.of_comp.items()
     }
     for kind, each in sums.items():
         sent_slot[each.transfers] = sum_slot[kind][each.of_send]
         merged_slot[each.transfers] = sum_slot[kind][each.of_receive]
         merge_is_first[each.transfers] = each.receive_is_first
-        comp_slot[kind] = sum_slot[kind].astype(np.int32)[each.of_comp]
+        comp_slot[kind] = sum_slot[kind][each.of_comp]
     return SlotLayout(
         table=table,
         comp_slot=comp_slot,
@@ -132,7 +138,7 @@ def _layout(
 
 
 def _finals(
-    sums: dict[Kind, Accumulators], home_slot: IntArray, sum_slot: dict[Kind, IntArray]
+    sums: dict[Kind, Accumulators], home_slot: Int32Array, sum_slot: dict[Kind, Int32Array]
 ) -> Finals:
     parts = []
     for kind, each in sums.items():

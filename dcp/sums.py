@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp.arrays import IntArray
+from dcp.arrays import Int32Array, IntArray
 from dcp.blocks import BlockGraph, Kind
 
 
@@ -20,7 +20,7 @@ class Sums:
         accumulator_bytes: Its size, [s].
     """
 
-    of_comp: IntArray
+    of_comp: Int32Array
     device: IntArray
     accumulator_bytes: IntArray
 
@@ -34,7 +34,7 @@ class Sums:
         distinct, of_comp = np.unique(key, return_inverse=True)
         data, device = np.divmod(distinct, devices)
         return cls(
-            of_comp=of_comp,
+            of_comp=of_comp.astype(np.int32),
             device=device,
             accumulator_bytes=blocks.accumulator_bytes[kind].reshape(-1)[data],
         )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dcp
+from dcp import lowering
 from dcp.instructions import (
     ACCUMULATOR,
     ARENAS,
@@ -34,6 +35,12 @@ def test_one_rank_needs_no_communication_and_no_received_slots():
         assert names(program) == ["Attention", "Copy"]
         arenas = {Buffer(buffer) for buffer in np.flatnonzero(program.arena_rows)}
         assert arenas <= set(ACCUMULATOR.values())
+
+
+def test_programs_do_not_depend_on_how_many_items_are_made_at_a_time(monkeypatch):
+    digest = ring_plan().digest
+    monkeypatch.setattr(lowering, "_ITEMS_AT_A_TIME", 1)
+    assert ring_plan().digest == digest
 
 
 def test_sending_starts_before_the_work_that_hides_it():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp import masks
+from dcp.backends import overlap_schedule
 from dcp.backends.overlap_schedule import OverlapSchedule
 from dcp.backends.paper_schedule import PaperSchedule
 from dcp.batch import AttentionSpec, Batch
@@ -16,7 +17,7 @@ from dcp.cluster import CPU_THREAD, Cluster, Link
 from dcp.cutting import cut
 from dcp.errors import SpecError
 from dcp.schedule_validation import validate_schedule
-from dcp.scheduling import PHASES, SchedulingProblem
+from dcp.scheduling import PHASES, Schedule, SchedulingProblem, Transfers
 
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=8)
 
@@ -38,6 +39,23 @@ def problem_of(batch, cluster, phase="forward", seed=0, block_size=8, home=None)
 
 def seconds(problem, schedule):
     return problem.timeline(schedule).estimate().total_s
+
+
+@pytest.mark.property
+@given(tried=st.lists(st.tuples(st.integers(1, 6), st.integers(980, 1030)), min_size=1))
+def test_of_schedules_tried_in_turn_the_fewest_divisions_win_among_the_fast_ones(tried):
+    promising = []
+    for divisions, total_s in tried:
+        schedule = Schedule(
+            phase="forward",
+            num_divisions=divisions,
+            comp_division=np.zeros(0, dtype=np.int64),
+            transfers=Transfers.of(np.zeros((0, 6), dtype=np.int64)),
+        )
+        candidate = overlap_schedule._Candidate(schedule, float(total_s))
+        promising = overlap_schedule._promising([*promising, candidate])
+    fast = [one for one in tried if one[1] <= 1.01 * min(total_s for _, total_s in tried)]
+    assert (promising[0].schedule.num_divisions, promising[0].total_s) == min(fast)
 
 
 @pytest.mark.property
