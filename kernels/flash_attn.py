@@ -6,7 +6,7 @@ installed and needs CUDA). Source: Dao 2023 (FlashAttention-2).
 The package takes a block if it is float16 or bfloat16, has a head_dim of at most 256, and its
 mask allows all pairs of a rectangle, or all but those above the diagonal that ends in the
 rectangle's last corner, which is what the package calls causal. Gradients of float16 go to the
-other kernel too, see `_surrogate`. Where another kernel is needed and cannot run, that is an
+other kernel too, see `surrogate`. Where another kernel is needed and cannot run, that is an
 error. Never run on a GPU: tests put a module of the same signatures in the package's place.
 """
 
@@ -30,6 +30,7 @@ from dcp.blocks import BlockGraph
 from dcp.errors import SpecError
 from dcp.instructions import Attention, CommLaunch, Copy, Program, Reduce
 from dcp.kernel_interface import BlockMask, Kernel, ProgramKernel
+from dcp.kernels.surrogate import surrogate
 from dcp.runtime.block_by_block import BlockByBlock
 from dcp.runtime.buffers import Buffers
 from dcp.runtime.once import once_a_program
@@ -37,7 +38,6 @@ from dcp.runtime.once import once_a_program
 LARGEST_HEAD_DIM = 256
 _HEAD_DIM_UNIT = 8
 _OLDEST = (2, 7)
-_TINY = 2.0**-60  # beside bfloat16 gradients it is nothing, and its inverse times delta is finite
 
 
 class Rectangle(NamedTuple):
@@ -250,7 +250,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv."""
     head_dim = q.shape[-1]
-    dout, out = _surrogate(dout, delta)
+    dout, out = surrogate(dout, delta)
     q, k, v, dout, out = (_padded(x) for x in (q, k, v, dout, out))
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     _package()._flash_attn_varlen_backward(
@@ -274,30 +274,6 @@ def _backward(
         **_lengths(q, k),
     )
     return dq[..., :head_dim], dk[..., :head_dim], dv[..., :head_dim]
-
-
-def _surrogate(dout: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient and an output along it whose row sums are delta, without asking the GPU anything.
-
-    The package computes delta from the output, which plans do not send. A row whose gradient is
-    all but 0 while its delta is not, as a gradient of lse makes it, gets a gradient too small to
-    count, in one element. That needs the range of bfloat16; float16 has not got it.
-
-    Args:
-        dout: [tokens, heads, head_dim], bfloat16.
-        delta: [tokens, heads], float32.
-    """
-    gradient = dout.to(delta.dtype)
-    largest = gradient.abs().amax(dim=-1)
-    small = largest < _TINY
-    made_up = torch.zeros_like(gradient)
-    made_up[..., 0] = _TINY
-    gradient = torch.where((small & (delta != 0))[..., None], made_up, gradient)
-    largest = torch.where(small, _TINY, largest)
-    unit = gradient / largest[..., None]
-    square = unit.square().sum(dim=-1)
-    factor = delta / largest / square.clamp_min(1.0)  # of other rows it is 1 or more
-    return gradient.to(dout.dtype), (unit * factor[..., None]).to(dout.dtype)
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ What the operators do not do is done here:
 * On CPUs query heads that share a key head are computed as tokens of one head, see `torch_layout`.
   Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
-* float16 is computed in float32 on CPUs, where torch's own float16 code is several times slower
-  and less exact.
-* They want the output in backward, where a plan sends delta instead; see `surrogate_out`.
+* float16, and bfloat16 without AVX-512, are computed in float32 on CPUs, where torch's own code
+  for them is several times slower and less exact.
+* They want the output in backward, where a plan sends delta instead; see `surrogate`. float16 has
+  not got the range for that, so its gradients are computed in float32 everywhere.
 
 On CUDA float16 and bfloat16 without a mask, or with a causal one, run flash attention; float32
 and other masks run memory-efficient attention. That code has never run on a GPU.
@@ -20,6 +21,7 @@ and other masks run memory-efficient attention. That code has never run on a GPU
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -28,10 +30,10 @@ from torch import Tensor
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.kernels import torch_layout as layout
 from dcp.kernels import torch_masks, torch_ops, torch_pieces
+from dcp.kernels.surrogate import surrogate
 from dcp.kernels.torch_pieces import Piece, Tuning
 
 _HALF_ROWS = 2048  # of queries, over which the CPU operator may add up in half precision
-_TINY = 1e-25  # sums of squares between this and its inverse lost nothing to float32's range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +81,13 @@ class TorchFlash(Kernel):
         mask: BlockMask | None,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernel.backward`.
-
-        Checks on the host whether a surrogate output exists, which on a GPU waits for delta.
-        """
+        """See `Kernel.backward`."""
         if not (len(q) and len(k)):
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        q, k, v, dout = _working(q, k, v, dout)
+        q, k, v, dout = _working(q, k, v, dout, backward=True)
         # A row without any key has lse -inf, and exp(-inf - -inf) is NaN; with 0 it is 0.
         lse = lse.masked_fill(lse == -torch.inf, 0.0)
-        out, exists = surrogate_out(dout, delta)
-        if not exists:
-            return _dense_backward(q, k, v, dout, lse, delta, mask, scale)
+        dout, out = surrogate(dout, delta)
         tokens, kv_heads, fold = len(q), k.shape[1], _fold(q, k)
         # The CPU operator rounds the gradients of keys to bfloat16 after every few rows, so it
         # is given few enough to lose no more than for one head.
@@ -117,71 +114,20 @@ class TorchFlash(Kernel):
         )
 
 
-def surrogate_out(dout: Tensor, delta: Tensor) -> tuple[Tensor, bool]:
-    """Make up an output whose row sums with dout are delta.
-
-    Backward formulas use the output in delta = rowsum(dout ∘ out) only, and plans send delta,
-    which is head_dim times smaller. Any output with the right row sums serves the operators; the
-    one along dout is the shortest, so no longer than the true one, and its sum adds terms of one
-    sign, so rounding it to half precision harms delta less than rounding the true one does. With
-    m = rowmax |dout| and u = dout / m it is u · (delta / m) / rowsum(u²), where nothing overflows
-    that the true output would not.
-
-    Args:
-        dout: [tokens, heads, head_dim].
-        delta: [tokens, heads], accumulator dtype.
-
-    Returns:
-        out like dout, and whether it exists: where the gradient of lse is part of delta, a row
-        may have dout 0 and delta other than 0.
-    """
-    gradient = dout.to(delta.dtype)
-    square = gradient.square().sum(dim=-1)
-    if bool(((square >= _TINY) & (square <= 1 / _TINY)).all()):
-        # The same in fewer passes, where no square can have over- or underflowed.
-        out = (gradient * (delta / square)[..., None]).to(dout.dtype)
-        return out, _all_finite(out)
-    largest = gradient.abs().amax(dim=-1)
-    zero = largest == 0
-    unit = gradient / largest.masked_fill(zero, 1.0)[..., None]
-    factor = (delta / largest / unit.square().sum(dim=-1)).masked_fill(zero, 0.0)
-    out = (unit * factor[..., None]).to(dout.dtype)
-    return out, _all_finite(out) and not bool((zero & (delta != 0)).any())
-
-
-def _all_finite(x: Tensor) -> bool:
-    """Whether a tensor that is not empty holds finite numbers only; NaN is its own extremum."""
-    return bool(torch.stack(torch.aminmax(x)).isfinite().all())
-
-
-def _dense_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    mask: BlockMask | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients as `Kernel.backward` writes them, in the accumulator dtype."""
-    heads, kv_heads = q.shape[1], k.shape[1]
-    q, k, v, dout = (layout.repeated(x.to(lse.dtype), heads) for x in (q, k, v, dout))
-    scores = scale * (q @ k.mT)
-    if mask is not None:
-        scores += torch_masks.additive(mask, q.shape[2], k.shape[2], lse.dtype, q.device)
-    weights = torch.exp(scores - lse.T[None, ..., None])
-    dscores = scale * weights * (dout @ v.mT - delta.T[None, ..., None])
-    dk, dv = dscores.mT @ q, weights.mT @ dout
-    dq = (dscores @ k)[0].transpose(0, 1)
-    return dq, layout.sum_heads(dk[0], kv_heads), layout.sum_heads(dv[0], kv_heads)
-
-
-def _working(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _working(*tensors: Tensor, backward: bool = False) -> tuple[Tensor, ...]:
     """Cast to the dtype to compute in."""
-    if tensors[0].dtype == torch.float16 and tensors[0].device.type == "cpu":
-        return tuple(x.float() for x in tensors)
-    return tensors
+    dtype = tensors[0].dtype
+    if tensors[0].device.type == "cpu":
+        widened = dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16())
+    else:
+        widened = dtype == torch.float16 and backward
+    return tuple(x.float() for x in tensors) if widened else tensors
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Whether torch multiplies matrices of bfloat16 on this CPU no slower than of float32."""
+    return torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
 def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None, most_rows: int) -> tuple[Piece, ...]:

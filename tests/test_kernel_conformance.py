@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dcp.instructions import CommLaunch, Copy, Reduce
 from dcp.kernel_interface import BlockMask
+from dcp.kernels import torch_flash
 from dcp.kernels.torch_flash import TorchFlash
 from dcp.runtime.block_by_block import BlockByBlock
 from dcp.verification import kernel_conformance
@@ -25,6 +26,16 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @pytest.mark.parametrize("check", kernel_conformance.checks(DTYPES), ids=str)
 def test_the_torch_kernel_conforms(check: Check) -> None:
+    check.run(TorchFlash())
+
+
+@pytest.mark.parametrize("check", kernel_conformance.checks(("bfloat16",)), ids=str)
+def test_it_conforms_on_the_other_kind_of_cpu(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have instructions for bfloat16 compute in it, others do not."""
+    other = not torch_flash._has_bfloat16()
+    monkeypatch.setattr(torch_flash, "_has_bfloat16", lambda: other)
     check.run(TorchFlash())
 
 

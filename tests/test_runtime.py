@@ -144,7 +144,7 @@ class TestGradients:
         for actual, expected in ((q, exact.dq), (k, exact.dk), (v, exact.dv)):
             torch.testing.assert_close(actual.grad, expected, rtol=1e-10, atol=1e-12)
 
-    def test_of_lse_alone_are_exact_and_leave_v_at_zero(self) -> None:
+    def test_of_lse_alone_are_exact_and_leave_v_next_to_nothing(self) -> None:
         spec = replace(SPEC, dtype="bfloat16")
         q, k, v = inputs_of(spec=spec)
         _, lse = dcp.run_local(plan_of(spec=spec), q, k, v, return_lse=True)
@@ -152,7 +152,7 @@ class TestGradients:
         zeros = torch.zeros_like(q)
         exact = attention_oracle(BATCH, spec, q, k, v, zeros, torch.ones_like(lse))
         assert v.grad is not None
-        assert not v.grad.any()
+        assert float(v.grad.abs().max()) < 1e-30  # of made-up gradients, see kernels/surrogate.py
         for actual, expected in ((q.grad, exact.dq), (k.grad, exact.dk)):
             assert actual is not None
             torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=2e-2)
