@@ -26,7 +26,7 @@ def shares(users: float, *, by_runs: bool) -> IntArray:
         by_runs: Whether neighbouring token blocks may move together, which is tried more often.
     """
     if by_runs and users < _FEW_USERS:
-        return np.array([100, 128, 160])
+        return np.array([30, 45, 80])
     lines = round(28 * min(1.0, 12.0 / max(users, 1.0)))
     return np.array([226 - 2 * lines, 226 - lines, 256 - lines])
 
@@ -54,7 +54,7 @@ class Prices:
     def of(cls, state: State) -> Prices:
         """Prices at which no limit is broken to save bytes."""
         rules, work = state.rules[0], float(state.comps["work"].max(initial=1))
-        unit, links = float(rules["usual_bytes"]), 1 + float(rules["farther"] + rules["entry"])
+        unit, links = float(rules["usual_bytes"]), 1 + float(rules["entry"])
         block = _PRICE * unit * float(rules["groups"]) * links
         return cls(
             unit=unit, work=block / work, token=block / max(float(rules["usual_tokens"]), 1.0)
@@ -75,8 +75,7 @@ def weighted_bytes(state: State) -> float:
     each = np.arange(len(nets))
     node = state.devices["node"][home]
     near, used = state.near, state.used[each, home] > 0
-    links = near.sum(axis=1, dtype=np.int64) * (1 + rules["farther"]) - used
-    links -= near[each, node] * rules["farther"]
+    links = (near.sum(axis=1, dtype=np.int64) - used).astype(np.float64)
     links += ((near > 0).sum(axis=1) - (near[each, node] > 0)) * rules["entry"]
     return float(nets["size"] @ links)
 

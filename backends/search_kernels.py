@@ -61,16 +61,12 @@ def user_change(s: State, net: Any, a: Any, b: Any, leaves: Any) -> Any:
     links = 0.0
     if leaves and a != home:
         links -= 1.0
-        if node_a != node:
-            links -= s.rules.farther
-            if node_a != node_b and s.near[net, node_a] == 1:
-                links -= s.rules.entry
+        if node_a != node and node_a != node_b and s.near[net, node_a] == 1:
+            links -= s.rules.entry
     if b != home and s.used[net, b] == 0:
         links += 1.0
-        if node_b != node:
-            links += s.rules.farther
-            if node_a != node_b and s.near[net, node_b] == 0:
-                links += s.rules.entry
+        if node_b != node and node_a != node_b and s.near[net, node_b] == 0:
+            links += s.rules.entry
     return s.nets[net].size * links
 
 
@@ -163,13 +159,13 @@ def token_excess(rules: Any, held: Any) -> Any:
 @inner
 def home_change(s: State, token: Any, a: Any, b: Any) -> Any:
     """Weighted bytes added when the home of a token block goes from device a to device b."""
-    groups, farther = s.rules.groups, s.rules.farther
+    groups = s.rules.groups
     node_a, node_b = s.devices[a].node, s.devices[b].node
     change = 0.0
     for side in range(2):
         first = (side * s.tokens.shape[0] + token) * groups
         for net in range(first, first + groups):
-            links = farther * (s.near[net, node_a] - s.near[net, node_b])
+            links = 0.0
             if node_a != node_b:
                 if s.near[net, node_a] > 0:
                     links += s.rules.entry

@@ -163,6 +163,12 @@ class Runs:
         each = np.arange(count)
         return cls(position=each - np.maximum.accumulate(np.where(joined, 0, each)))
 
+    def apart(self, place: IntArray) -> Runs:
+        """Runs that also end where neighbours are in different places, [T]."""
+        each = np.arange(len(place))
+        ends = (self.position == 0) | (np.diff(place, prepend=-1) != 0)
+        return Runs(position=each - np.maximum.accumulate(np.where(ends, each, 0)))
+
     def merged(self, length: int) -> IntArray:
         """Number token blocks so that up to so many neighbours of a run share one, [T]."""
         return np.asarray(np.cumsum(self.position % length == 0) - 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
-from dcp.packing import pack_longest_first
+from dcp.packing import pack_longest_first, pack_within
 
 
-def repacked(home: IntArray, saving: IntArray, tokens: IntArray) -> IntArray:
-    """The longest-first packing, arranged so that most blocks keep their homes.
+def repacked(home: IntArray, saving: IntArray, tokens: IntArray, limit: int) -> IntArray:
+    """A packing within a limit if one is found, arranged so that most blocks keep their homes.
 
     Blocks of the commonest size are interchangeable in it, so only how many a device holds is
     taken from the packing; the others go where their bin goes.
@@ -18,11 +18,15 @@ def repacked(home: IntArray, saving: IntArray, tokens: IntArray) -> IntArray:
         home: Homes to stay close to, [T].
         saving: Weighted bytes that each home of each token block saves, [T, D].
         tokens: Tokens of each block, [T].
+        limit: Most tokens a device; where no packing is found, the longest-first one is taken.
+
     Returns:
         Home of every token block, [T].
     """
     devices = saving.shape[1]
-    bins = pack_longest_first(tokens, devices)
+    bins = pack_within(tokens, devices, limit)
+    if bins is None:
+        bins = pack_longest_first(tokens, devices)
     sizes, counts = np.unique(tokens, return_counts=True)
     size = int(sizes[counts.argmax()])
     common = tokens == size

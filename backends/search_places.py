@@ -14,13 +14,6 @@ from dcp.backends.search_state import DEVICE, NODE, RULES, Records, State
 from dcp.packing import loads, tightest_load
 from dcp.placement import PlacementProblem
 
-_ENTRY_SHARE = 0.75
-"""Part of the weight of crossings that falls on a node's first device to need the bytes.
-
-The rest falls on each of them: whether bytes cross once and are relayed inside the node, or to
-each device alone, is the scheduler's choice.
-"""
-
 _LEAST_EXCESS = 0.2
 """Parts of a block that any excess counts at least, or the search would leave small ones."""
 
@@ -35,8 +28,7 @@ class Places:
 
     Attributes:
         nodes, per_node: Nodes, and devices in each.
-        farther: What a byte weighs beyond 1 for each device of another node that needs it.
-        entry: What it weighs besides for each other node that needs it.
+        entry: What a byte weighs, besides 1 a device, for each other node that needs it.
         device_limit, inside_factor, node_limit: Work: of a device, of a device against the mean
             of its node, of a node.
         token_limit: Tokens of a device.
@@ -44,7 +36,6 @@ class Places:
 
     nodes: int
     per_node: int
-    farther: float
     entry: float
     device_limit: float
     inside_factor: float
@@ -57,8 +48,7 @@ class Places:
         return cls(
             nodes=problem.cluster.nodes,
             per_node=problem.cluster.devices_per_node,
-            farther=(1 - _ENTRY_SHARE) * (inter_weight - 1),
-            entry=_ENTRY_SHARE * (inter_weight - 1),
+            entry=inter_weight - 1,
             device_limit=problem.overall_compute_limit,
             inside_factor=1 + problem.limits.intra_node,
             node_limit=problem.node_compute_limit,
@@ -73,7 +63,6 @@ class Places:
         return cls(
             nodes=problem.cluster.nodes,
             per_node=1,
-            farther=0.0,
             entry=0.0,
             device_limit=limit,
             inside_factor=1.0,
@@ -107,7 +96,7 @@ class Places:
         if held.max() > limit:
             saving, home = savings(state), home.copy()
             if not ease(saving, tokens, home, held, limit):
-                home = repacked(home, saving, tokens)
+                home = repacked(home, saving, tokens, limit)
         _settle(state, home)
         state.nodes["excess"] = self._excess(state)
         return state
@@ -135,7 +124,7 @@ class Places:
         for one in np.flatnonzero(held.max(axis=1) > limit).tolist():
             mine, low = np.flatnonzero(node == one), one * self.per_node
             inside = saving[mine, low : low + self.per_node]
-            home[mine] = low + repacked(home[mine] - low, inside, tokens[mine])
+            home[mine] = low + repacked(home[mine] - low, inside, tokens[mine], limit)
         return home
 
     def _unsettled(self, level: Level, device: IntArray) -> State:
@@ -170,7 +159,6 @@ class Places:
 
     def _rules(self, level: Level) -> Records:
         rules = np.zeros(1, RULES)
-        rules["farther"] = self.farther
         rules["entry"] = self.entry
         rules["device_limit"] = self.device_limit
         rules["inside_factor"] = self.inside_factor
@@ -196,7 +184,7 @@ def savings(state: State) -> IntArray:
     for side in range(2):
         for group in range(groups):
             at_node = near[side, :, group]
-            crossing = rules["farther"] * at_node + rules["entry"] * (at_node > 0)
+            crossing = rules["entry"] * (at_node > 0)
             links = np.repeat(crossing, used.shape[3] // near.shape[3], axis=1)
             links += used[side, :, group] > 0
             saved += links * size[side, :, group, None]

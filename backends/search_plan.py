@@ -12,7 +12,7 @@ from dcp.backends.search_places import Places
 from dcp.backends.search_regroup import regrouped
 from dcp.backends.search_seeds import bisected, dealt
 from dcp.backends.search_state import State
-from dcp.packing import tightest_load
+from dcp.packing import pack_within, tightest_load
 from dcp.placement import Assignment, PlacementProblem
 
 _FEWEST_BLOCKS, _FEWEST_SPARSE, _FEWEST_EACH = 32, 64, 2
@@ -22,17 +22,20 @@ Fewer cannot be balanced, nor packed where sequences are short. Nodes, which hol
 searched from two for each on: whole sequences move first.
 """
 
+_MOST_IN_NODES = 100
+"""Token blocks of the finest level on which nodes are searched, unless devices need more."""
+
 _MOST_GROUPS = 8
 """Head groups placed apart; of more groups some stay together, as time grows with them."""
 
-_NODE_STEPS, _SHORT_STEPS, _STEPS = 60_000, 50_000, 80_000
+_NODE_STEPS, _SHORT_STEPS, _STEPS = 90_000, 50_000, 80_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
-_STEPS_A_BLOCK = 500
+_STEPS_A_BLOCK = 750
 """Moves of nodes for each token block, where that is fewer."""
 
-_SLACKS = 1.0, 0.3
-"""How much of what its devices may hold beyond the tightest packing a node may use, in turn.
+_SLACK = 0.5
+"""How much of what its devices may hold beyond the tightest packing a node may use at first.
 
 With more, sequences stay whole more often; with less, the blocks pack into the devices.
 """
@@ -71,18 +74,23 @@ class Search:
 
     def run(self) -> Assignment:
         """The best answer found."""
+        nodes = self._in_nodes() if self._by_nodes else None
+        if nodes is not None:
+            self._runs = self._runs.apart(nodes.token_home)
         lengths = self._device_lengths()
         level = self._level(lengths[0])
-        starts = [self._cut_nodes(level) if self._by_nodes else self._cut(level)]
+        starts = [self._cut(level) if nodes is None else self._cut_nodes(level, nodes)]
         if self._by_nodes and self._effort >= _EFFORT_FOR_MORE:
             starts.append(self._cut(level))
         if _is_sparse(level):
             starts.append(self._places.state(level, *dealt(level, self._places)))
-        best = min((self._annealed(start, _SHORT_STEPS) for start in starts), key=score)
-        best = self._annealed(self._regrouped(level, best), _STEPS)
+        cycles = max(1, round(_CYCLES * self._effort))
+        best = min((self._annealed(start, _SHORT_STEPS, cycles) for start in starts), key=score)
+        best = self._annealed(self._regrouped(level, best), _STEPS, cycles)
         for length in lengths[1:]:
             finer = self._level(length)
-            best = self._annealed(_passed_on(level, best, finer, self._places), _SHORT_STEPS)
+            passed = _passed_on(level, best, finer, self._places)
+            best = self._annealed(passed, _SHORT_STEPS, cycles)
             level = finer
         return _answer(level, best)
 
@@ -90,35 +98,41 @@ class Search:
         """Devices cut apart at once."""
         return self._places.state(level, bisected(level, self._places))
 
-    def _cut_nodes(self, level: Level) -> State:
-        """Nodes searched first, then what each computes cut into its devices."""
-        home, node = level.lowered(self._in_nodes(level))
-        device = bisected(level, self._places, node, home[level.nets["token"]])
-        return self._places.state(level, device, node=home)
+    def _cut_nodes(self, level: Level, nodes: Assignment) -> State:
+        """What each node computes cut into its devices."""
+        home, node = level.lowered(nodes)
+        return self._places.state(level, bisected(level, self._places, node), node=home)
 
-    def _in_nodes(self, level: Level) -> Assignment:
-        """An answer in nodes that fits into their devices, from whole sequences to this level."""
+    def _in_nodes(self) -> Assignment:
+        """An answer in nodes: the best of some, those first that pack into the nodes' devices."""
+        found = [self._searched_in_nodes() for _ in range(max(1, round(self._effort)))]
+        return min(found, key=lambda one: (not self._fits(one[0]), one[1]))[0]
+
+    def _searched_in_nodes(self) -> tuple[Assignment, float]:
+        """An answer in nodes, from whole sequences to single blocks, and its score."""
         nodes = Places.nodes_of(self._problem)
         tight = tightest_load(self._problem.token_tokens, len(nodes))
-        answer = None
-        for length in self._lengths(_FEWEST_EACH * len(nodes)):
-            if length > level.length:
-                answer = self._nodes_annealed(length, answer, nodes)
-        for slack in _SLACKS:
-            limit = tight + round(slack * (nodes.token_limit - tight))
-            answer = self._nodes_annealed(level.length, answer, replace(nodes, token_limit=limit))
-            if self._fits(level, answer):
-                return answer
-        return self._nodes_annealed(level.length, answer, replace(nodes, token_limit=tight))
+        room = replace(nodes, token_limit=tight + round(_SLACK * (nodes.token_limit - tight)))
+        answer, cost = None, 0.0
+        lengths = self._node_lengths()
+        for length in lengths:
+            answer, cost = self._nodes_annealed(length, answer, room)
+        assert answer is not None
+        if self._fits(answer):
+            return answer, cost
+        return self._nodes_annealed(lengths[-1], answer, replace(nodes, token_limit=tight))
 
-    def _fits(self, level: Level, answer: Assignment) -> bool:
+    def _fits(self, answer: Assignment) -> bool:
         """Whether the token blocks of every node pack into its devices."""
-        home, limit = level.lowered(answer).token_home, self._places.token_limit_on(level)
-        held = [level.tokens["tokens"][home == node] for node in range(self._places.nodes)]
-        return all(tightest_load(one, self._places.per_node) <= limit for one in held)
+        tokens, places = self._problem.token_tokens, self._places
+        held = (tokens[answer.token_home == node] for node in range(places.nodes))
+        packed = (pack_within(one, places.per_node, places.token_limit) for one in held)
+        return all(where is not None for where in packed)
 
-    def _nodes_annealed(self, length: int, answer: Assignment | None, nodes: Places) -> Assignment:
-        """An answer in nodes; head groups stay together, as parting them in a node costs little."""
+    def _nodes_annealed(
+        self, length: int, answer: Assignment | None, nodes: Places
+    ) -> tuple[Assignment, float]:
+        """An answer in nodes and its score; head groups stay together, as parting them costs."""
         tied = self._level(length, apart=1)
         if answer is None:
             state = nodes.state(tied, bisected(tied, nodes))
@@ -126,7 +140,8 @@ class Search:
             home, node = tied.lowered(answer)
             state = nodes.state(tied, node, home)
         steps = min(_NODE_STEPS, _STEPS_A_BLOCK * len(tied.tokens))
-        return _answer(tied, self._annealed(state, steps))
+        state = self._annealed(state, steps, _CYCLES)
+        return _answer(tied, state), score(state)
 
     def _regrouped(self, level: Level, state: State) -> State:
         if not self._by_nodes:
@@ -135,10 +150,9 @@ class Search:
         home, device = number[state.tokens["home"]], number[state.comps["device"]]
         return min(state, self._places.state(level, device, home), key=score)
 
-    def _annealed(self, state: State, steps: int) -> State:
+    def _annealed(self, state: State, steps: int, cycles: int) -> State:
         self._seed += 1
         hot = _SPARSE_HEATS if _is_sparse(state) else _HEATS
-        cycles = max(1, round(_CYCLES * self._effort))
         growth = max(1.0, len(state.comps) / _USUAL_COMPUTATIONS) ** _GROWTH
         return improved(
             state,
@@ -154,6 +168,12 @@ class Search:
         if _is_sparse(self._level(lengths[0])):
             return self._lengths(max(_FEWEST_SPARSE, fewest))
         return lengths
+
+    def _node_lengths(self) -> list[int]:
+        """Numbers of blocks merged where nodes are searched."""
+        most = max(_MOST_IN_NODES, 2 * _FEWEST_EACH * len(self._places))
+        lengths = self._lengths(_FEWEST_EACH * self._places.nodes)
+        return [one for one in lengths if self._runs.count(one) <= most] or lengths[:1]
 
     def _lengths(self, fewest: int) -> list[int]:
         """Numbers of blocks merged at the levels, falling to 1."""

@@ -133,8 +133,6 @@ def bisect(
     orders: Any,
     parts: Any,
     per_node: Any,
-    anchor: Any,
-    farther: Any,
     device: Any,
     stamp: Any,
     left: Any,
@@ -152,9 +150,6 @@ def bisect(
         parts: A stack of (begin, end, first device, device after the last), [D + parts, 4];
             it starts with the rows up to the first whose last entry is 0.
         per_node: Devices a node.
-        anchor: Node of the home of every net, or −1, [nets]; elsewhere its bytes weigh
-            `farther` more.
-        farther: See `Places`.
         device: Receives the devices, [C].
         stamp: Zeros, [nets].
         left, scratch: Room, [C].
@@ -195,10 +190,7 @@ def bisect(
                     net = rows[comp] if side == 0 else columns[comp]
                     if stamp[net] == tag:
                         stamp[net] = tag + 1
-                        weight = 1.0
-                        if anchor[net] >= 0 and anchor[net] != first // per_node:
-                            weight += farther
-                        cut_bytes += weight * size[net]
+                        cut_bytes += size[net]
             if axis == 0 or cut_bytes < best_bytes:
                 best, best_cut, best_bytes = axis, cut, cut_bytes
         for index in range(begin, end):

@@ -14,7 +14,6 @@ def bisected(
     level: Level,
     places: Places,
     node: IntArray | None = None,
-    net_node: IntArray | None = None,
 ) -> IntArray:
     """Devices by recursive bisection along queries, keys or head groups, [C].
 
@@ -22,7 +21,6 @@ def bisected(
         level: What to place.
         places: Where.
         node: Node of every computation where that is settled already, [C].
-        net_node: Node of the home of every net, [nets]; goes with `node`.
     """
     count, orders = len(level.comps), _orders(level)
     parts = np.zeros((len(places) + places.nodes + 1, 4), dtype=np.int64)
@@ -34,7 +32,6 @@ def bisected(
         first = np.arange(places.nodes) * places.per_node
         begins = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
         parts[: places.nodes] = np.stack([begins, ends, first, first + places.per_node], axis=1)
-    nets = len(level.nets)
     device = np.zeros(count, dtype=np.int64)
     bisect(
         level.comps["row"].astype(np.int64),
@@ -44,10 +41,8 @@ def bisected(
         orders,
         parts,
         places.per_node,
-        np.full(nets, -1) if net_node is None else net_node,
-        places.farther + places.entry,
         device,
-        np.zeros(nets, dtype=np.int64),
+        np.zeros(len(level.nets), dtype=np.int64),
         np.zeros(count, dtype=np.bool_),
         np.zeros(count, dtype=np.int64),
     )

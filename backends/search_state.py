@@ -33,12 +33,11 @@ DEVICE = np.dtype(
     [("work", "i8"), ("tokens", "i8"), ("node", "u4"), ("a_token", "u4"), ("blocks", "i8")]
 )
 NODE = np.dtype([("work", "i8"), ("excess", "f8")])
-# A byte weighs 1 for each device that needs it away from its home, `farther` more if that is in
-# another node, and `entry` more for each such node. Up to `longest` neighbouring token blocks move
-# together. `usual` are medians, of the nets of keys and of the token blocks.
+# A byte weighs 1 for each device that needs it away from its home, and `entry` more for each other
+# node that does. Up to `longest` neighbouring token blocks move together. `usual` are medians, of
+# the nets of keys and of the token blocks.
 RULES = np.dtype(
     [
-        ("farther", "f8"),
         ("entry", "f8"),
         ("device_limit", "f8"),
         ("inside_factor", "f8"),

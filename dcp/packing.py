@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 
 import numpy as np
 
 from dcp.arrays import IntArray
+
+_MOST_TRIES = 1000
+"""Sets of weights tried for a bin."""
 
 
 def pack_longest_first(weights: IntArray, bins: int) -> IntArray:
@@ -33,3 +37,45 @@ def loads(where: IntArray, weights: IntArray, bins: int) -> IntArray:
 def tightest_load(weights: IntArray, bins: int) -> int:
     """Largest bin of the packing above, which is therefore always reachable."""
     return int(loads(pack_longest_first(weights, bins), weights, bins).max())
+
+
+def pack_within(weights: IntArray, bins: int, limit: int) -> IntArray | None:
+    """Bin of every weight with no bin over a limit, or None where none was found.
+
+    Where longest first does not manage, one bin after the other is filled as well as a bounded
+    search finds, with the heaviest weight left in it (minimum bin slack, Gupta and Ho 1999).
+    """
+    where = pack_longest_first(weights, bins)
+    if loads(where, weights, bins).max(initial=0) <= limit:
+        return where
+    left = np.argsort(-weights, kind="stable")
+    for index in range(bins):
+        chosen = _fullest(weights[left].tolist(), limit)
+        where[left[chosen]] = index
+        left = np.delete(left, chosen)
+    return None if len(left) else where
+
+
+def _fullest(falling: list[int], limit: int) -> list[int]:
+    """Which weights fill a bin best, the first among them if it fits."""
+    ahead = [*itertools.accumulate(reversed(falling), initial=0)][::-1]
+    best: list[int] = []
+    best_total = 0
+    chosen, total, index = list[int](), 0, 0
+    for _ in range(_MOST_TRIES):
+        while index < len(falling) and total + ahead[index] > best_total:
+            if total + falling[index] <= limit:
+                chosen.append(index)
+                total += falling[index]
+            index += 1
+        if total > best_total:
+            best, best_total = chosen.copy(), total
+        if best_total == limit or len(chosen) <= 1:
+            break
+        # Without the last one, and with none of the same weight in its place.
+        last = chosen.pop()
+        total -= falling[last]
+        index = last + 1
+        while index < len(falling) and falling[index] == falling[last]:
+            index += 1
+    return best

@@ -62,9 +62,8 @@ def bytes_by_definition(problem: PlacementProblem, answer: Assignment, weight: f
             here = (side == block) & (problem.comp_group == group)
             home = answer.token_home[block]
             away = np.array(sorted({*answer.comp_device[here].tolist()} - {int(home)}), dtype=int)
-            crossing = node_of[away] != node_of[home]
-            entered = len({*node_of[away[crossing]].tolist()})
-            links = len(away) + (weight - 1) * (crossing.sum() / 4 + entered * 3 / 4)
+            entered = len({*node_of[away].tolist()} - {int(node_of[home])})
+            links = len(away) + (weight - 1) * entered
             total += float(problem.data_bytes[kinds, block, group].sum()) * links
     return total
 
@@ -172,6 +171,8 @@ def test_only_neighbours_in_a_sequence_merge() -> None:
     problem = problem_of(Batch([64 * 5, 64, 64 * 2]), EIGHT_BY_TWO)
     assert Runs.of(problem).merged(2).tolist() == [0, 0, 1, 1, 2, 3, 4, 4]
     assert Runs.of(problem).merged(8).tolist() == [0, 0, 0, 0, 0, 1, 2, 2]
+    parted = Runs.of(problem).apart(np.array([0, 1, 1, 1, 0, 0, 0, 0]))
+    assert parted.merged(2).tolist() == [0, 1, 1, 2, 3, 4, 5, 5]
 
 
 def test_queries_and_keys_of_cross_attention_merge_apart() -> None:
@@ -198,15 +199,16 @@ def test_repacking_reaches_the_tightest_load(tokens: list[int], devices: int, se
     draw, sizes = np.random.default_rng(seed), np.array(tokens)
     home = draw.integers(0, devices, len(sizes))
     saving = draw.integers(0, 100, (len(sizes), devices))
-    new = repacked(home, saving, sizes)
-    held = np.bincount(new, weights=sizes, minlength=devices)
-    assert held.max() <= tightest_load(sizes, devices)
+    limit = tightest_load(sizes, devices)
+    new = repacked(home, saving, sizes, limit)
+    assert np.bincount(new, weights=sizes, minlength=devices).max() <= limit
 
 
 def test_repacking_moves_no_block_of_a_packing_that_fits() -> None:
     sizes = np.full(12, 64)
     home = np.tile([2, 0, 1], 4)
-    np.testing.assert_array_equal(repacked(home, np.zeros((12, 3), dtype=int), sizes), home)
+    new = repacked(home, np.zeros((12, 3), dtype=int), sizes, 4 * 64)
+    np.testing.assert_array_equal(new, home)
 
 
 def crossing_bytes(problem: PlacementProblem, level: Level, state: State) -> tuple[int, int]:
