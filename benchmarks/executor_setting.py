@@ -48,14 +48,19 @@ SHAPES = {
         [1500, 1100, 800, 600, 500, 400, 300, 300, 200, 200, 100, 100], masks.causal(), 512
     ),
     "ragged": Shape([4000, 2100, 1200, 700, 192], masks.causal()),
+    "one-32k": Shape([32768], masks.causal(), 2048),
     "ragged-16k": Shape([6000, 4100, 2500, 1500, 900, 700, 400, 192], masks.causal()),
+    "ragged-32k": Shape([14000, 7100, 5500, 3500, 1900, 700, 68], masks.causal(), 2048),
     "lambda": Shape([8192], masks.lambda_mask(sink=64, window=4096)),
     "lambda-2k": Shape([8192], masks.lambda_mask(sink=64, window=2048)),
     "lambda-16k": Shape([16384], masks.lambda_mask(sink=64, window=2048)),
+    "lambda-32k": Shape([32768], masks.lambda_mask(sink=64, window=4096), 2048),
     "shared-question": Shape([8192], _QUESTION),
     "shared-question-16k": Shape([16384], _QUESTION),
+    "shared-question-32k": Shape([32768], _QUESTION, 2048),
     "causal-blockwise": Shape([8192], masks.causal_blockwise(block=256, local=2)),
     "causal-blockwise-16k": Shape([16384], masks.causal_blockwise(block=256, local=2)),
+    "causal-blockwise-32k": Shape([32768], masks.causal_blockwise(block=256, local=2), 2048),
     "causal-blockwise-1k": Shape([8192], masks.causal_blockwise(block=1024, local=1)),
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
