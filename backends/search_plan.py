@@ -106,21 +106,25 @@ class Search:
     def _in_nodes(self) -> Assignment:
         """An answer in nodes: the best of some, those first that pack into the nodes' devices."""
         found = [self._searched_in_nodes() for _ in range(max(1, round(self._effort)))]
-        return min(found, key=lambda one: (not self._fits(one[0]), one[1]))[0]
+        return min(found, key=lambda one: one[:2])[2]
 
-    def _searched_in_nodes(self) -> tuple[Assignment, float]:
-        """An answer in nodes, from whole sequences to single blocks, and its score."""
+    def _searched_in_nodes(self) -> tuple[bool, float, Assignment]:
+        """Whether its nodes' blocks do not pack, score, and an answer in nodes.
+
+        From whole sequences to single blocks.
+        """
         nodes = Places.nodes_of(self._problem)
         tight = tightest_load(self._problem.token_tokens, len(nodes))
         room = replace(nodes, token_limit=tight + round(_SLACK * (nodes.token_limit - tight)))
-        answer, cost = None, 0.0
-        lengths = self._node_lengths()
-        for length in lengths:
+        coarsest, *finer = self._node_lengths()
+        answer, cost = self._nodes_annealed(coarsest, None, room)
+        for length in finer:
             answer, cost = self._nodes_annealed(length, answer, room)
-        assert answer is not None
         if self._fits(answer):
-            return answer, cost
-        return self._nodes_annealed(lengths[-1], answer, replace(nodes, token_limit=tight))
+            return False, cost, answer
+        finest = [coarsest, *finer][-1]
+        answer, cost = self._nodes_annealed(finest, answer, replace(nodes, token_limit=tight))
+        return not self._fits(answer), cost, answer
 
     def _fits(self, answer: Assignment) -> bool:
         """Whether the token blocks of every node pack into its devices."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
 from dcp.cluster import Cluster, Device
+from dcp.errors import SpecError
 
 # Times the FLOPs of forward: five products of as many elements for two, scores computed anew.
 BACKWARD_FLOPS = 2.5
@@ -201,14 +202,25 @@ def simulate(work: Work, messages: Messages, cluster: Cluster) -> Timeline:
         work: Seconds of every rank in every step; as many steps as the messages need.
         messages: All messages.
         cluster: Links and the devices' memory.
+
+    Raises:
+        SpecError: times so long that they are not finite.
     """
     from dcp.event_engine import play  # compiled code, loaded when something is simulated
 
     duration, latency, ports_out, ports_in = _passage(messages, cluster)
     unpack_s, pack_s = _packing(messages, cluster, work.attention_s.shape[1])
+    before_launch_s = unpack_s + work.reduce_s + pack_s
+    after_launch_s = work.attention_s + work.copy_s
+    for seconds in (before_launch_s, after_launch_s, duration, latency):
+        if not np.isfinite(seconds).all():
+            raise SpecError(
+                "work or messages would take infinitely long; legal: rates and bandwidths of the "
+                f"cluster at which every time is finite; given: {cluster}"
+            )
     wait, begin, end, sent, arrived = play(
-        unpack_s + work.reduce_s + pack_s,
-        work.attention_s + work.copy_s,
+        before_launch_s,
+        after_launch_s,
         messages.src,
         messages.dst,
         messages.step,

@@ -9,8 +9,8 @@ What the operators do not do is done here:
 * On CPUs query heads that share a key head are computed as tokens of one head, see `torch_layout`.
   Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
-* float16, and bfloat16 without AVX-512, are computed in float32 on CPUs, where torch's own code
-  for them is several times slower and less exact.
+* float16, and bfloat16 on x86 without AVX-512, are computed in float32 on CPUs, where torch's own
+  code for them is several times slower and less exact.
 * They want the output in backward, where a plan sends delta instead; see `surrogate`. float16 has
   not got the range for that, so its gradients are computed in float32 everywhere.
 
@@ -20,6 +20,7 @@ and other masks run memory-efficient attention. That code has never run on a GPU
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -127,7 +128,9 @@ def _working(*tensors: Tensor, backward: bool = False) -> tuple[Tensor, ...]:
 @cache
 def _has_bfloat16() -> bool:
     """Whether torch multiplies matrices of bfloat16 on this CPU no slower than of float32."""
-    return torch.backends.cpu.get_cpu_capability() != "AVX2"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None, most_rows: int) -> tuple[Piece, ...]:

@@ -180,3 +180,8 @@ def test_an_unknown_preset_lists_those_that_exist():
 def test_impossible_clusters_are_refused_by_name(make, message):
     with pytest.raises(SpecError, match=message):
         make()
+
+
+def test_times_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(SpecError, match="infinitely long"):
+        play([[np.inf], [1.0]])

@@ -204,6 +204,15 @@ def test_repacking_reaches_the_tightest_load(tokens: list[int], devices: int, se
     assert np.bincount(new, weights=sizes, minlength=devices).max() <= limit
 
 
+@pytest.mark.parametrize(("limit", "most"), [(10, 10), (9, 11)])
+def test_repacking_fits_where_longest_first_does_not_and_else_follows_it(
+    limit: int, most: int
+) -> None:
+    sizes = np.array([5, 5, 4, 3, 3])
+    new = repacked(np.zeros(5, dtype=int), np.zeros((5, 2), dtype=int), sizes, limit)
+    assert np.bincount(new, weights=sizes).max() == most
+
+
 def test_repacking_moves_no_block_of_a_packing_that_fits() -> None:
     sizes = np.full(12, 64)
     home = np.tile([2, 0, 1], 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,16 @@ def test_what_longest_first_packs_is_packed(weights: list[int], bins: int) -> No
     sizes = np.array(weights, dtype=np.int64)
     where = pack_within(sizes, bins, tightest_load(sizes, bins))
     np.testing.assert_array_equal(where, pack_longest_first(sizes, bins))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_few_weights_are_packed_as_tightly_as_can_be(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    sizes, bins = draw.integers(1, 30, draw.integers(1, 8)), int(draw.integers(1, 4))
+    every = itertools.product(range(bins), repeat=len(sizes))
+    tightest = min(int(loads(np.array(one), sizes, bins).max()) for one in every)
+    assert pack_within(sizes, bins, tightest) is not None
+    assert pack_within(sizes, bins, tightest - 1) is None
 
 
 def test_bins_are_filled_exactly_where_longest_first_overfills_one() -> None:
