@@ -160,14 +160,11 @@ class Runs:
         joined = np.zeros(count, dtype=bool)
         joined[1:] = _overlaps(column_low, column_high) & no_rows[1:] & no_rows[:-1]
         joined[1:] |= _overlaps(row_low, row_high)
-        each = np.arange(count)
-        return cls(position=each - np.maximum.accumulate(np.where(joined, 0, each)))
+        return cls(position=_since(~joined))
 
     def apart(self, place: IntArray) -> Runs:
         """Runs that also end where neighbours are in different places, [T]."""
-        each = np.arange(len(place))
-        ends = (self.position == 0) | (np.diff(place, prepend=-1) != 0)
-        return Runs(position=each - np.maximum.accumulate(np.where(ends, each, 0)))
+        return Runs(position=_since((self.position == 0) | (np.diff(place, prepend=-1) != 0)))
 
     def merged(self, length: int) -> IntArray:
         """Number token blocks so that up to so many neighbours of a run share one, [T]."""
@@ -180,6 +177,12 @@ class Runs:
     def count(self, length: int) -> int:
         """Token blocks after merging."""
         return int(np.count_nonzero(self.position % length == 0))
+
+
+def _since(begins: BoolArray) -> IntArray:
+    """How far back the last beginning is, [n]; the first item is one in any case."""
+    each = np.arange(len(begins))
+    return np.asarray(each - np.maximum.accumulate(np.where(begins, each, 0)))
 
 
 def _ranges(of: IntArray, used: IntArray, count: int) -> tuple[IntArray, IntArray]:

@@ -116,14 +116,14 @@ class Search:
         nodes = Places.nodes_of(self._problem)
         tight = tightest_load(self._problem.token_tokens, len(nodes))
         room = replace(nodes, token_limit=tight + round(_SLACK * (nodes.token_limit - tight)))
-        coarsest, *finer = self._node_lengths()
-        answer, cost = self._nodes_annealed(coarsest, None, room)
-        for length in finer:
+        lengths = self._node_lengths()
+        answer, cost = self._nodes_annealed(lengths[0], None, room)
+        for length in lengths[1:]:
             answer, cost = self._nodes_annealed(length, answer, room)
         if self._fits(answer):
             return False, cost, answer
-        finest = [coarsest, *finer][-1]
-        answer, cost = self._nodes_annealed(finest, answer, replace(nodes, token_limit=tight))
+        within = replace(nodes, token_limit=tight)
+        answer, cost = self._nodes_annealed(lengths[-1], answer, within)
         return not self._fits(answer), cost, answer
 
     def _fits(self, answer: Assignment) -> bool:
