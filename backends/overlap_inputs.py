@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp.arrays import BoolArray, FloatArray, IntArray
+from dcp.arrays import BoolArray, FloatArray, Int8Array, IntArray
 from dcp.cluster import Cluster
 from dcp.direct_transfers import Touches
 from dcp.scheduling import (
@@ -218,7 +218,7 @@ class Inputs:
         return np.searchsorted(inputs[order], np.arange(len(self) + 1)), comps[order]
 
     @cached_property
-    def _worth(self) -> tuple[IntArray, FloatArray]:
+    def _worth(self) -> tuple[Int8Array, FloatArray]:
         """Inputs that each computation misses, [C]; seconds that each input unlocks, [n + 1].
 
         Half of what another input is missing for counts too.

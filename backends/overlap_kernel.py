@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp.arrays import FloatArray, IntArray
+from dcp.arrays import FloatArray, Int8Array, IntArray
 from dcp.compiled import compiled
 
 
@@ -20,7 +20,7 @@ def deal_inputs(
     comp_s: FloatArray,
     unlocked_ptr: IntArray,
     unlocked: IntArray,
-    missing: IntArray,
+    missing: Int8Array,
     worth_s: FloatArray,
     sent_s: FloatArray,
     steps: int,
