@@ -10,7 +10,8 @@ What the operators do not do is done here:
   Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
 * float16, and bfloat16 on x86 without AVX-512, are computed in float32 on CPUs, where torch's own
-  code for them is several times slower and less exact.
+  code for them is several times slower and less exact; of other bfloat16 small rectangles are,
+  because the operators begin each of their tiles slowly.
 * They want the output in backward, where a plan sends delta instead; see `surrogate`. float16 has
   not got the range for that, so its gradients are computed in float32 everywhere.
 
@@ -142,7 +143,7 @@ def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None, most_rows: int) -> tup
         heads=_fold(q, k),
         half=half and on_cpu,
         causal=not on_cpu,
-        strip=192 if half else 96,
+        strip=192 if half and not on_cpu else 96,
         most_rows=most_rows if on_cpu else 0,
     )
     return torch_pieces.pieces(mask, len(q), len(k), tuning)
@@ -162,10 +163,10 @@ def _forward_piece(
     q: Tensor, k: Tensor, v: Tensor, piece: Piece, fold: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of a piece's queries over its keys, [count, heads, rows, ...]."""
+    q, k, v = layout.queries(q, piece, fold), layout.keys(k, piece), layout.keys(v, piece)
+    q, k, v = _widened(q, k, v)
     shape = _shape(piece, q, fold, scale)
-    out, lse = torch_ops.forward(
-        layout.queries(q, piece, fold), layout.keys(k, piece), layout.keys(v, piece), shape
-    )
+    out, lse = torch_ops.forward(q, k, v, shape)
     if shape.bias is not None and piece.mask is not None:
         empty = torch_masks.rows_without_key(piece.mask, piece.rows, q.device, repeat=fold)
         if len(empty):
@@ -188,7 +189,16 @@ def _backward_piece(
     """Return dq of a piece's queries, dk and dv of its keys, [count, heads, tokens, head_dim]."""
     q, out, dout, lse = (layout.queries(x, piece, fold) for x in (q, out, dout, lse))
     k, v = layout.keys(k, piece), layout.keys(v, piece)
+    q, k, v, out, dout = _widened(q, k, v, out, dout)
     return torch_ops.backward(q, k, v, out, dout, lse, _shape(piece, q, fold, scale))
+
+
+def _widened(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """A piece's tensors in the dtype that is faster: on CPUs small ones are in float32."""
+    small = q.shape[2] < torch_pieces.MANY_ROWS and k.shape[2] < torch_pieces.TILE_KEYS
+    if small and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        return q.float(), k.float(), *(x.float() for x in others)
+    return q, k, *others
 
 
 def _shape(piece: Piece, q: Tensor, fold: int, scale: float) -> torch_ops.Shape:

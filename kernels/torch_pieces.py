@@ -24,9 +24,13 @@ _CALL = 3000  # calling the operators
 _ROW = 16  # merging one more partial result of a query
 _KEY = 4  # adding one more partial gradient of a key
 _BIAS = 1.1  # a rectangle with a bias over one without
-# What a rectangle of few rows (query tokens times heads that share keys) costs more in half
-# precision, where the operators pack their operands again for every few rows.
-_FEW_ROWS = ((768, 1.2), (192, 1.7))  # fewer than 192 are fewer than 768 too
+_TILE = 12  # in half precision: a query's share of beginning a tile of keys
+_SMALL = 1.2  # a rectangle of few rows over one of many, in half precision
+
+# The CPU operators compute tiles of so many keys, and of fewer rows where they are given less
+# than so many. Each tile costs a constant time in half precision.
+TILE_KEYS = 512
+MANY_ROWS = 768
 
 _FEW_KEYS = 16  # no rectangle of so few is cut off
 _MOST_SLICES = 64  # of a mask that is cut; the cuts of a shredded one do not repay themselves
@@ -61,7 +65,7 @@ class Tuning(NamedTuple):
 
     Attributes:
         heads: Query heads that are computed together, as tokens of one head.
-        half: Whether rows are dear where they are few.
+        half: Whether tiles are dear, and rows where they are few.
         causal: Whether causal squares need neither a bias nor twice the time.
         strip: Fewest queries that a rectangle is cut into for the sake of its mask.
         most_rows: Most queries of a rectangle; 0 for any number.
@@ -179,9 +183,10 @@ def _cost(allowed: IntArray, tuning: Tuning) -> float:
     computed = (1.0 if _is_full(allowed) else _BIAS) * rows * keys
     if tuning.causal and _is_causal(allowed):
         computed = rows * keys / 2
-    if tuning.half:
-        for few, more in _FEW_ROWS:
-            computed *= more if rows * tuning.heads < few else 1.0
+    if tuning.half and rows * tuning.heads < MANY_ROWS:
+        computed *= _SMALL
+    elif tuning.half:
+        computed += _TILE * rows * -(-keys // TILE_KEYS)
     return computed + _CALL + _ROW * rows + _KEY * keys
 
 

@@ -44,16 +44,9 @@ def local_indices(plan: ExecutionPlan, rank: int, side: TokenSide = "q") -> IntA
     Returns:
         [local tokens].
     """
-    _check_side(side)
-    blocks = plan.blocks
-    carries, offset = (
-        (blocks.has_q, blocks.q_offset) if side == "q" else (blocks.has_kv, blocks.kv_offset)
-    )
-    home = plan.ranks[rank].home_blocks
-    home = home[carries[home]]
-    length = blocks.token_length[home]
+    offset, length = _runs(plan, rank, side)
     first_local = np.cumsum(length) - length
-    shift: IntArray = np.repeat(offset[home] - first_local, length)
+    shift: IntArray = np.repeat(offset - first_local, length)
     return np.arange(len(shift)) + shift
 
 
@@ -86,9 +79,12 @@ def shard_batch_for(
 
 def unshard_from(plan: ExecutionPlan, parts: list[Tensor], side: TokenSide = "q") -> Tensor:
     """Put every rank's local tensor, [local tokens, ...], back into batch order."""
-    order = np.concatenate([local_indices(plan, rank, side) for rank in range(len(parts))])
-    inverse = np.argsort(order)  # every token has one home
-    return torch.cat(parts).index_select(0, _index(inverse, parts[0].device))
+    placed: list[tuple[int, Tensor]] = []
+    for rank, part in enumerate(parts):
+        offset, length = _runs(plan, rank, side)
+        placed += zip(offset.tolist(), torch.split(part, length.tolist()), strict=True)
+    placed.sort(key=lambda each: each[0])  # every token has one home
+    return torch.cat([parts[0][:0], *(run for _, run in placed)])
 
 
 def check_local(plan: ExecutionPlan, x: Tensor, rank: int, side: TokenSide = "q") -> None:
@@ -100,6 +96,18 @@ def check_local(plan: ExecutionPlan, x: Tensor, rank: int, side: TokenSide = "q"
     """
     count = len(local_indices(plan, rank, side))
     _check_rows(x, count, f"rank {rank} holds {count} {side} tokens in this plan")
+
+
+def _runs(plan: ExecutionPlan, rank: int, side: TokenSide) -> tuple[IntArray, IntArray]:
+    """Where the runs that a rank holds begin in the packed batch, and their lengths."""
+    _check_side(side)
+    blocks = plan.blocks
+    carries, offset = (
+        (blocks.has_q, blocks.q_offset) if side == "q" else (blocks.has_kv, blocks.kv_offset)
+    )
+    home = plan.ranks[rank].home_blocks
+    home = home[carries[home]]
+    return offset[home], blocks.token_length[home]
 
 
 def _check_side(side: str) -> None:
