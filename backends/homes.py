@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.packing import loads, pack_longest_first
+from dcp.backends.search_packing import repacked
+from dcp.packing import loads
 
 _MAX_PASSES = 8
 
@@ -25,29 +26,15 @@ def settle_homes(saving: IntArray, tokens: IntArray, limit: int, wanted: IntArra
     Args:
         saving: Bytes that each home of each token block saves, [T, D].
         tokens: Tokens of each block, [T].
-        limit: Most tokens a device, at least the load of `pack_longest_first`.
+        limit: Most tokens a device, at least those of the longest-first packing.
         wanted: Homes to start from, [T]; kept where they are within the limit and best.
     Returns:
         Home of every token block, [T].
     """
     home = relieve(saving, tokens, limit, wanted)
-    return improve(saving, tokens, limit, packed_homes(saving, tokens) if home is None else home)
-
-
-def packed_homes(saving: IntArray, tokens: IntArray) -> IntArray:
-    """The longest-first packing, each bin given to the device where it saves most bytes."""
-    devices = saving.shape[1]
-    bins = pack_longest_first(tokens, devices)
-    worth = np.zeros((devices, devices), dtype=np.int64)
-    np.add.at(worth, bins, saving)
-    device_of = np.zeros(devices, dtype=np.int64)
-    lowest = int(worth.min(initial=0)) - 1
-    for _ in range(devices):
-        index, device = np.unravel_index(int(worth.argmax()), worth.shape)
-        device_of[index] = device
-        worth[index, :] = lowest
-        worth[:, device] = lowest
-    return device_of[bins]
+    if home is None:
+        home = repacked(wanted, saving, tokens, limit)
+    return improve(saving, tokens, limit, home)
 
 
 def relieve(saving: IntArray, tokens: IntArray, limit: int, home: IntArray) -> IntArray | None:

@@ -51,9 +51,10 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def move(tables: Tables, comp: int, place: int) -> None:
-    """Compute a block elsewhere."""
-    _move(tables, comp, place)
+def put(tables: Tables, comps: IntArray, places: IntArray) -> None:
+    """Compute each of some blocks, [n], at its own place, [n]."""
+    for index in range(len(comps)):
+        _move(tables, comps[index], places[index])
 
 
 @compiled
@@ -90,10 +91,52 @@ def relieve(
             if tables.where[comp] == full:
                 scratch.mine[count] = comp
                 count += 1
-        if not _drain(tables, places, limit, full, count, scratch) and not _exchange(
-            tables, comps, limit, full, count, scratch
-        ):
+        if not _drain(tables, places, limit, full, count, scratch):
             return False
+
+
+@compiled
+def refill(
+    tables: Tables,
+    falling: IntArray,
+    places: IntArray,
+    kept: float,
+    cap: float,
+    scratch: Scratch,
+    room: IntArray,
+) -> None:
+    """Empty places down to some work and fill them again, large computations first.
+
+    Where nothing is kept and the cap is 0, this is the packing longest first.
+
+    Args:
+        tables: See there.
+        falling: Computations in falling order of work, [n].
+        places: Where they may go.
+        kept: Work of a place up to which computations stay, whatever their turn.
+        cap: Work of a place up to which bytes decide who comes; then the emptiest is next.
+        scratch: Room.
+        room: Room, [3, places].
+    """
+    mine, filled = scratch.mine, room[0]
+    for place in places:
+        filled[place] = 0
+    count = _ZERO
+    for comp in falling:
+        here, work = tables.where[comp], tables.flops[comp]
+        if filled[here] + work <= kept:
+            filled[here] += work
+        else:
+            mine[count] = comp
+            count += 1
+    first = _ZERO
+    while first < count:
+        last = first + 1
+        while last < count and tables.flops[mine[last]] == tables.flops[mine[first]]:
+            last += 1
+        left = _fill_by_bytes(tables, mine[first:last], places, cap, filled)
+        _fill_evenly(tables, mine[first : first + left], places, room)
+        first = last
 
 
 @compiled
@@ -204,26 +247,72 @@ def _find_room(
 
 
 @inner
-def _exchange(
-    tables: Tables, comps: IntArray, limit: float, full: int, count: int, scratch: Scratch
-) -> bool:
-    """Exchange a computation for a smaller one elsewhere; False where none helps."""
-    excess = tables.loads[full] - limit
-    best, best_other, best_price = _NONE, _NONE, np.inf
+def _fill_by_bytes(
+    tables: Tables, equals: IntArray, places: IntArray, cap: float, filled: IntArray
+) -> int:
+    """Give computations of equal work places below a cap: their own, or else the cheapest.
+
+    Returns:
+        How many found none; these stand first among the equals then.
+    """
+    count, work = _ZERO, tables.flops[equals[0]]
+    for comp in equals:
+        here = tables.where[comp]
+        if filled[here] + work <= cap:
+            filled[here] += work
+        else:
+            equals[count] = comp
+            count += 1
+    left: int = _ZERO
     for index in range(count):
-        comp = scratch.mine[index]
-        for other in comps:
-            place = tables.where[other]
-            shed = tables.flops[comp] - tables.flops[other]
-            if place == full or shed <= 0 or shed > limit - tables.loads[place]:
-                continue
-            cost = _cost(tables, comp, place) + _cost(tables, other, full)
-            price = cost / max(min(shed, excess), 1.0)
-            if price < best_price:
-                best, best_other, best_price = comp, other, price
-    if best < 0:
-        return False
-    place = tables.where[best_other]
-    _move(tables, best, place)
-    _move(tables, best_other, full)
-    return True
+        comp = equals[index]
+        best, best_cost = _NONE, 0
+        for place in places:
+            if filled[place] + work <= cap:
+                cost = _cost(tables, comp, place)
+                if best < 0 or cost < best_cost:
+                    best, best_cost = place, cost
+        if best < 0:
+            equals[left] = comp
+            left += 1
+        else:
+            filled[best] += work
+            _move(tables, comp, best)
+    return left
+
+
+@inner
+def _fill_evenly(tables: Tables, equals: IntArray, places: IntArray, room: IntArray) -> None:
+    """Give computations of equal work to the emptiest places, most of them to their own."""
+    if len(equals) == 0:
+        return
+    filled, quota, here = room[0], room[1], room[2]
+    for place in places:
+        quota[place] = 0
+        here[place] = 0
+    for comp in equals:
+        here[tables.where[comp]] += 1
+    for _ in range(len(equals)):
+        next_one = places[0]
+        for place in places:
+            more = filled[next_one] - filled[place]
+            stays = here[place] - quota[place] > here[next_one] - quota[next_one]
+            if more > 0 or (more == 0 and stays):
+                next_one = place
+        quota[next_one] += 1
+        filled[next_one] += tables.flops[equals[0]]
+    leaving = _ZERO
+    for comp in equals:
+        if quota[tables.where[comp]] > 0:
+            quota[tables.where[comp]] -= 1
+        else:
+            equals[leaving] = comp
+            leaving += 1
+    for comp in equals[:leaving]:
+        best, best_cost = _NONE, 0
+        for place in places:
+            cost = _cost(tables, comp, place)
+            if quota[place] > 0 and (best < 0 or cost < best_cost):
+                best, best_cost = place, cost
+        quota[best] -= 1
+        _move(tables, comp, best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.backends.settle_kernels import Scratch, Tables, move
+from dcp.backends.settle_kernels import Scratch, Tables, put
 from dcp.packing import loads
 from dcp.placement import PlacementProblem
 
@@ -58,12 +58,18 @@ class Touching:
         """Work of every place, [P]."""
         return self.tables.loads
 
+    def volume(self) -> int:
+        """Bytes that travel: of each data block to every place that touches it, but its home."""
+        touched = self.tables.users > 0
+        at_home = touched[np.arange(len(touched)), self.tables.home]
+        return int(self.tables.size @ (touched.sum(axis=1) - at_home))
+
     def saving(self) -> IntArray:
         """Bytes that each place saves as home of each token block, [T, P]."""
         touched = np.where(self.tables.users > 0, self.tables.size[:, None], 0)
         saved = touched.reshape(*self._shape, -1).sum(axis=(0, 2))
         return np.asarray(saved, dtype=np.int64)
 
-    def move(self, comp: int, place: int) -> None:
-        """Compute a block elsewhere."""
-        move(self.tables, comp, place)
+    def put(self, comps: IntArray, places: IntArray) -> None:
+        """Compute some blocks, [n], each at its own place, [n]."""
+        put(self.tables, comps, places)

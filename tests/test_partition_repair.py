@@ -14,14 +14,15 @@ from partitioner_problems import EIGHT_BY_TWO, PROBLEMS, random_problem, workloa
 from dcp import masks
 from dcp.arrays import IntArray
 from dcp.backends.answers import trivial_answer
+from dcp.backends.greedy import Greedy
 from dcp.backends.homes import improve, relieve, settle_homes
 from dcp.backends.hypergraph import Hypergraph, place_with, solve_by_levels
 from dcp.backends.pairs import Pairs
 from dcp.backends.repair import repair
-from dcp.backends.settle_kernels import fill_savings
+from dcp.backends.settle_kernels import fill_savings, refill
 from dcp.backends.touching import Touching
-from dcp.packing import loads, tightest_load
-from dcp.placement import Assignment, PlacementProblem, evaluate
+from dcp.packing import loads, pack_longest_first, tightest_load
+from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -50,7 +51,7 @@ def test_the_saving_of_a_move_is_the_change_in_volume(seed: int) -> None:
     comp, place = seed % len(device), seed % problem.cluster.num_devices
     before = evaluate(problem, Assignment(home, device)).volume_bytes
     there = bytes_saved(touching, comp, place)
-    touching.move(comp, place)
+    touching.put(np.array([comp]), np.array([place]))
     back = bytes_saved(touching, comp, int(device[comp]))
     change = evaluate(problem, Assignment(home, touching.where)).volume_bytes - before
     assert (there, back) == (min(0, change), min(0, -change))
@@ -89,6 +90,79 @@ def test_repairing_again_and_again_settles() -> None:
     for _ in range(10):
         before, answer = answer, repair(problem, answer)
     assert evaluate(problem, answer).volume_bytes <= evaluate(problem, before).volume_bytes
+
+
+EVEN = Limits(device=0.1)
+EXACT = Limits(inter_node=0, intra_node=0, device=0, tokens=0)
+
+
+@pytest.mark.parametrize("name", ["ldc_like_x1", "longalign_like"])
+@pytest.mark.parametrize("mask", [masks.causal(), masks.lambda_mask(64, 4096)])
+def test_exact_limits_are_reached_at_half_the_bytes_of_a_blind_packing(
+    name: str, mask: masks.Mask
+) -> None:
+    problem = workload(name, mask, EIGHT_BY_TWO, limits=EXACT)
+    placement = evaluate(problem, repair(problem, Greedy().place(replace(problem, limits=EVEN))))
+    assert placement.violations == ()
+    packed = [pack_longest_first(each, 16) for each in (problem.token_tokens, problem.comp_flops)]
+    assert placement.volume_bytes < evaluate(problem, Assignment(*packed)).volume_bytes / 2
+
+
+def filled(
+    problem: PlacementProblem, device: IntArray, kept: float = 0.0, cap: float = 0.0
+) -> Touching:
+    """Devices filled anew."""
+    devices = problem.cluster.num_devices
+    touching = Touching(problem, random_answer(problem).token_home, device, devices)
+    falling, room = np.argsort(-problem.comp_flops), np.zeros((3, devices), dtype=np.int64)
+    places = np.arange(devices)
+    refill(touching.tables, falling, places, kept, cap, touching.scratch, room)
+    return touching
+
+
+@pytest.mark.property
+@given(seed=seeds, share=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_devices_are_filled_with_everything_once(seed: int, share: float) -> None:
+    problem = random_problem(seed)
+    devices, even = problem.cluster.num_devices, float(problem.comp_flops.mean())
+    even *= len(problem.comp_flops) / devices
+    device = random_answer(problem, seed).comp_device
+    touching = filled(problem, device, share * even, even)
+    np.testing.assert_array_equal(
+        touching.loads, loads(touching.where, problem.comp_flops, devices)
+    )
+    assert touching.loads.sum() == problem.comp_flops.sum()
+
+
+@pytest.mark.property
+@given(seed=seeds)
+def test_devices_filled_from_nothing_reach_the_tightest_load(seed: int) -> None:
+    problem = random_problem(seed)
+    touching = filled(problem, random_answer(problem, seed).comp_device)
+    assert touching.loads.max() == tightest_load(problem.comp_flops, problem.cluster.num_devices)
+
+
+def test_nothing_moves_where_all_computations_are_equal_and_evenly_spread() -> None:
+    problem = PROBLEMS["causal"]()
+    count = len(problem.comp_flops) // 4 * 4
+    equal = replace(
+        problem,
+        comp_q=problem.comp_q[:count],
+        comp_kv=problem.comp_kv[:count],
+        comp_group=problem.comp_group[:count],
+        comp_flops=np.full(count, 7),
+    )
+    device = np.random.default_rng(0).permutation(np.arange(count) % 4)
+    np.testing.assert_array_equal(filled(equal, device).where, device)
+
+
+@pytest.mark.property
+@given(seed=seeds)
+def test_the_volume_of_what_touches_is_that_of_the_placement(seed: int) -> None:
+    problem = random_problem(seed)
+    answer = random_answer(problem, seed)
+    touching = Touching(problem, *answer, problem.cluster.num_devices)
+    assert touching.volume() == evaluate(problem, answer).volume_bytes
 
 
 # --- Homes ---------------------------------------------------------------------------------------
