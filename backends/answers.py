@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dcp.packing import pack_longest_first
+from dcp.packing import loads, pack_longest_first
 from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
 
@@ -48,3 +48,9 @@ def cheapest(problem: PlacementProblem, found: Iterable[Assignment]) -> Assignme
         for one in placements
     ]
     return answers[prices.index(min(prices))]
+
+
+def keeps_tokens(problem: PlacementProblem, answer: Assignment) -> bool:
+    """Whether no device holds more tokens than the tightest packing does."""
+    held = loads(answer.token_home, problem.token_tokens, problem.cluster.num_devices)
+    return bool(held.max(initial=0) <= problem.token_limit)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from dcp.backends.answers import trivial_answer
+from dcp.backends.answers import keeps_tokens, trivial_answer
 from dcp.errors import SpecError
-from dcp.packing import loads
-from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem, evaluate
+from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
 """Weights of bytes between nodes, by what the limits ask for."""
+
+_FEW_COMPUTATIONS, _FEW_DEVICES = 300, 8
+"""Up to so many of either the answer of `greedy` is a start, too, as the search takes little time.
+
+There it is mostly a matter of which sequences to cut, and annealing may miss the best ones.
+"""
+
+_TIGHT, _ROOM = 0.03, 0.04
+"""Limits below the first are searched with the second and repaired: moves need some room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +55,22 @@ class LocalSearch(Partitioner):
             )
 
     def place(self, problem: PlacementProblem) -> Assignment:
-        """Search, and repair the answer in the rare case that it breaks a limit."""
+        """Search; where limits are hard to meet or blocks are few, a construction may do better."""
         answer = trivial_answer(problem)
         if answer is not None:
             return answer
         # Importing numba takes 0.2 s, which importing dcp must not cost.
         from dcp.backends.search_plan import Search
 
-        found = Search(problem, self._weight(problem.limits)).run()
-        if _holds_what_is_asked(problem, found):
+        weight = self._weight(problem.limits)
+        tight = _is_tight(problem.limits)
+        asked = replace(problem, limits=_with_room(problem.limits)) if tight else problem
+        found = Search(asked, weight).run()
+        if not (tight or _is_small(problem)) and _holds_what_is_asked(problem, found):
             return found
-        return _first_feasible(problem, found)
+        from dcp.backends.search_choice import Choice
+
+        return Choice(problem, weight).best(found)
 
     def _weight(self, limits: Limits) -> float:
         if self.inter_weight is not None:
@@ -65,14 +78,20 @@ class LocalSearch(Partitioner):
         return _UNEVEN_NODES if limits.device is None else _EVEN_DEVICES
 
 
-def _first_feasible(problem: PlacementProblem, found: Assignment) -> Assignment:
-    """The answer, or else the repaired one, where whole blocks make the limits hard to meet."""
-    if _keeps_tokens(problem, found) and evaluate(problem, found).feasible:
-        return found
-    from dcp.backends.repair import repair  # compiled code
+def _is_small(problem: PlacementProblem) -> bool:
+    few_devices = problem.cluster.num_devices <= _FEW_DEVICES
+    return few_devices or len(problem.comp_q) <= _FEW_COMPUTATIONS
 
-    repaired = repair(problem, found)
-    return repaired if evaluate(problem, repaired).feasible else found
+
+def _is_tight(limits: Limits) -> bool:
+    device = _TIGHT if limits.device is None else limits.device
+    return min(limits.inter_node, limits.intra_node, device) < _TIGHT
+
+
+def _with_room(limits: Limits) -> Limits:
+    device = None if limits.device is None else max(limits.device, _ROOM)
+    inter_node, intra_node = max(limits.inter_node, _ROOM), max(limits.intra_node, _ROOM)
+    return replace(limits, inter_node=inter_node, intra_node=intra_node, device=device)
 
 
 def _holds_what_is_asked(problem: PlacementProblem, answer: Assignment) -> bool:
@@ -87,11 +106,5 @@ def _holds_what_is_asked(problem: PlacementProblem, answer: Assignment) -> bool:
     return bool(
         (load <= np.minimum(inside, overall)[:, None]).all()
         and (node <= (1 + limits.inter_node) * node.mean()).all()
-        and _keeps_tokens(problem, answer)
+        and keeps_tokens(problem, answer)
     )
-
-
-def _keeps_tokens(problem: PlacementProblem, answer: Assignment) -> bool:
-    """Whether no device holds more tokens than the tightest packing does."""
-    held = loads(answer.token_home, problem.token_tokens, problem.cluster.num_devices)
-    return bool(held.max(initial=0) <= problem.token_limit)

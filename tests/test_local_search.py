@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from partitioner_problems import (
     BATCHES,
@@ -21,6 +21,7 @@ from partitioner_problems import (
 
 from dcp import masks
 from dcp.arrays import IntArray
+from dcp.backends.greedy import Greedy
 from dcp.backends.kahypar import KaHyPar
 from dcp.backends.local_search import LocalSearch
 from dcp.backends.search_anneal import improved, score, weighted_bytes
@@ -295,6 +296,102 @@ def test_weighing_crossings_more_lets_fewer_bytes_cross(name: str) -> None:
         for weight in (1.0, 16.0)
     )
     assert heavy[1] < light[1] / 1.5
+
+
+ONE_OF_EIGHT, TWO_BY_TWO = Cluster(devices_per_node=8), Cluster(nodes=2, devices_per_node=2)
+THREE_BY_FIVE = Cluster(nodes=3, devices_per_node=5)
+EXACT = Limits(inter_node=0, intra_node=0, device=0)
+CAUSAL_OR_NEAR = ~masks.causal() | masks.sliding_window(300)
+
+HARD = {
+    "blocks beyond the limit inside a node": lambda: problem_of(
+        Batch([64] * 7), ONE_OF_EIGHT, block_size=512
+    ),
+    "blocks beyond the limit in several nodes": lambda: problem_of(
+        Batch([9361], mask=masks.sliding_window(1)), THREE_BY_FIVE, block_size=1000
+    ),
+    "homes and head groups that pack otherwise": lambda: problem_of(
+        Batch([706, 5774, 6852, 963, 7756, 4619], mask=masks.sliding_window(1)),
+        ONE_OF_EIGHT,
+        block_size=2048,
+    ),
+    "exact limits": lambda: problem_of(
+        Batch([1491], mask=CAUSAL_OR_NEAR),
+        THREE_BY_FIVE,
+        block_size=256,
+        spec=AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=128),
+        limits=EXACT,
+    ),
+    "few large blocks in two nodes": lambda: problem_of(
+        Batch([2013, 7354, 5482], mask=masks.full()),
+        TWO_BY_TWO,
+        block_size=4096,
+        limits=Limits(device=0.1),
+    ),
+    "few large blocks": lambda: problem_of(
+        Batch([8521, 8880, 1912, 2895, 6219, 3690, 4745], mask=masks.full()),
+        ONE_OF_EIGHT,
+        block_size=4096,
+    ),
+    "sequences that should stay whole": lambda: problem_of(
+        Batch([3198, 5543, 493, 3063, 6309, 4008, 3109, 4111], mask=masks.sliding_window(1500)),
+        TWO_BY_TWO,
+        block_size=512,
+    ),
+    "many blocks under tight limits": lambda: problem_of(
+        Batch([60_000] * 8),
+        THREE_BY_FIVE,
+        block_size=2048,
+        limits=Limits(inter_node=0.005, intra_node=0.005, device=0.005),
+    ),
+}
+
+
+def assert_no_worse_than_greedy(problem: PlacementProblem) -> None:
+    weight = 3.0 if problem.limits.device is None else 1.25
+    ours, theirs = LocalSearch().place(problem), Greedy().place(problem)
+    if evaluate(problem, theirs).feasible:
+        assert evaluate(problem, ours).violations == ()
+        ours_bytes, theirs_bytes = (
+            bytes_by_definition(problem, answer, weight) for answer in (ours, theirs)
+        )
+        assert ours_bytes <= theirs_bytes
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_what_is_hard_to_pack_sends_no_more_than_by_greedy(name: str) -> None:
+    assert_no_worse_than_greedy(HARD[name]())
+
+
+@pytest.mark.property
+@given(
+    lengths=st.lists(st.integers(50, 10_000), min_size=1, max_size=10),
+    mask=st.sampled_from(
+        [
+            masks.full(),
+            masks.causal(),
+            masks.sliding_window(1),
+            masks.sliding_window(1000),
+            masks.lambda_mask(64, 2000),
+            masks.causal_blockwise(256, 2),
+        ]
+    ),
+    cluster=st.sampled_from([ONE_OF_EIGHT, TWO_BY_TWO, THREE_BY_FIVE]),
+    block_size=st.sampled_from([1000, 1024, 2048, 4096]),
+    limits=st.sampled_from([Limits(), Limits(device=0.1), EXACT]),
+)
+def test_few_blocks_or_devices_send_no_more_than_by_greedy(
+    lengths: list[int], mask: masks.Mask, cluster: Cluster, block_size: int, limits: Limits
+) -> None:
+    problem = problem_of(Batch(lengths, mask=mask), cluster, block_size=block_size, limits=limits)
+    assume(cluster.num_devices <= 8 or len(problem.comp_q) <= 300)
+    assert_no_worse_than_greedy(problem)
+
+
+@pytest.mark.property
+@given(seed=st.integers(0, 10**6))
+def test_any_arrays_are_answered_within_the_limits_if_greedy_manages(seed: int) -> None:
+    assert_no_worse_than_greedy(random_problem(seed))
 
 
 def test_head_groups_are_placed_apart_where_that_pays() -> None:
