@@ -13,7 +13,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.backends.answers import node_epsilon
 from dcp.backends.homes import settle_homes
-from dcp.backends.settle_kernels import fill_savings, follow, refill, relieve, save
+from dcp.backends.settle_kernels import exchange, fill_savings, follow, refill, relieve, save
 from dcp.backends.touching import Touching
 from dcp.cluster import Cluster
 from dcp.packing import loads, pack_longest_first
@@ -152,9 +152,13 @@ def _fill(
     touching.put(falling, best)
 
 
-def _save_bytes(touching: Touching, comps: IntArray, places: IntArray, limit: float) -> int:
-    """One sweep of moves that save bytes within the limit, best first; returns their number."""
-    saved = np.empty(len(comps), dtype=np.int64)
-    fill_savings(touching.tables, comps, places, saved)
+def _save_bytes(touching: Touching, falling: IntArray, places: IntArray, limit: float) -> int:
+    """One sweep of moves, then exchanges, that save bytes within the limit, best first.
+
+    Returns their number.
+    """
+    tables, saved = touching.tables, np.empty(len(falling), dtype=np.int64)
+    fill_savings(tables, falling, places, saved)
     order = np.argsort(saved, kind="stable")[: np.count_nonzero(saved)]
-    return save(touching.tables, comps[order], places, limit)
+    moved = save(tables, falling[order], places, limit)
+    return moved + exchange(tables, falling[order], falling, places, limit)

@@ -13,6 +13,9 @@ from dcp.compiled import compiled, inner
 _NONE: Any = np.int64(-1)
 _ZERO: Any = np.int64(0)
 
+_MOST_PARTNERS = 200
+"""Computations that one is tried to be exchanged for."""
+
 
 class Tables(NamedTuple):
     """Where computations are and which data blocks they touch; moves keep it up to date.
@@ -167,6 +170,64 @@ def save(tables: Tables, comps: IntArray, places: IntArray, limit: float) -> int
             _move(tables, comp, best)
             moved += 1
     return moved
+
+
+@compiled
+def exchange(
+    tables: Tables, comps: IntArray, falling: IntArray, places: IntArray, limit: float
+) -> int:
+    """Exchange computations between places while that saves bytes within the limit.
+
+    Args:
+        tables: See there.
+        comps: Computations to move where they save most, in this order, [m].
+        falling: Those to come back, in falling order of work, [n]. Of many that keep the limit
+            some are tried, evenly spread.
+        places: Where they may go.
+        limit: Most work of a place.
+    Returns:
+        The number of exchanges.
+    """
+    exchanged = 0
+    for comp in comps:
+        here, work = tables.where[comp], tables.flops[comp]
+        there, added = here, 0
+        for place in places:
+            cost = _cost(tables, comp, place)
+            if cost < added:
+                there, added = place, cost
+        if there == here:
+            continue
+        first = _first_below(tables, falling, work + limit - tables.loads[here] + 1)
+        last = _first_below(tables, falling, work - (limit - tables.loads[there]))
+        stride = 1 + max(last - first, 0) // _MOST_PARTNERS
+        _move(tables, comp, there)
+        best, best_added = _NONE, -added
+        for index in range(first + comp % stride, last, stride):
+            other = falling[index]
+            if tables.where[other] == there and other != comp:
+                cost = _cost(tables, other, here)
+                if cost < best_added:
+                    best, best_added = other, cost
+        if best >= 0:
+            _move(tables, best, here)
+            exchanged += 1
+        else:
+            _move(tables, comp, here)
+    return exchanged
+
+
+@inner
+def _first_below(tables: Tables, falling: IntArray, work: float) -> int:
+    """Where in falling order the computations of less work begin."""
+    low, high = 0, len(falling)
+    while low < high:
+        middle = (low + high) // 2
+        if tables.flops[falling[middle]] < work:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @inner

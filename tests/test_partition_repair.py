@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from partitioner_problems import EIGHT_BY_TWO, PROBLEMS, random_problem, workload
+from partitioner_problems import EIGHT_BY_TWO, PROBLEMS, problem_of, random_problem, workload
 
 from dcp import masks
 from dcp.arrays import IntArray
@@ -19,8 +19,10 @@ from dcp.backends.homes import improve, relieve, settle_homes
 from dcp.backends.hypergraph import Hypergraph, place_with, solve_by_levels
 from dcp.backends.pairs import Pairs
 from dcp.backends.repair import repair
-from dcp.backends.settle_kernels import fill_savings, refill
+from dcp.backends.settle_kernels import exchange, fill_savings, refill
 from dcp.backends.touching import Touching
+from dcp.batch import Batch
+from dcp.cluster import Cluster
 from dcp.packing import loads, pack_longest_first, tightest_load
 from dcp.placement import Assignment, Limits, PlacementProblem, evaluate
 
@@ -154,6 +156,30 @@ def test_nothing_moves_where_all_computations_are_equal_and_evenly_spread() -> N
     )
     device = np.random.default_rng(0).permutation(np.arange(count) % 4)
     np.testing.assert_array_equal(filled(equal, device).where, device)
+
+
+@pytest.mark.property
+@given(seed=seeds)
+def test_exchanges_save_bytes_and_keep_a_limit_that_holds(seed: int) -> None:
+    problem = random_problem(seed)
+    home, device = random_answer(problem, seed)
+    places = np.arange(problem.cluster.num_devices)
+    touching = Touching(problem, home, device, len(places))
+    before, limit = touching.volume(), float(touching.loads.max())
+    falling = np.argsort(-problem.comp_flops, kind="stable")
+    exchanged = exchange(touching.tables, falling, falling, places, limit)
+    assert touching.loads.max() <= limit
+    assert (touching.volume() < before) == (exchanged > 0)
+    assert touching.volume() == evaluate(problem, Assignment(home, touching.where)).volume_bytes
+
+
+def test_two_computations_change_places_where_neither_can_move() -> None:
+    problem = problem_of(Batch([64, 64]), Cluster(nodes=1, devices_per_node=2))
+    home = np.array([0, 1])
+    touching = Touching(problem, home, 1 - home[problem.comp_q], 2)
+    each, even = np.arange(len(problem.comp_q)), float(touching.loads.max())
+    assert exchange(touching.tables, each, each, np.arange(2), even) == len(each) // 2
+    np.testing.assert_array_equal(touching.where, home[problem.comp_q])
 
 
 @pytest.mark.property
