@@ -267,11 +267,11 @@ def _drain(
     moved = False
     while tables.loads[full] > limit:
         excess = tables.loads[full] - limit
-        best, best_price = _NONE, np.inf
+        best, best_cost, best_useful = _NONE, np.inf, 1.0
         for index in range(count):
             useful = min(tables.flops[mine[index]], excess)
-            if useful > 0 and cost[index] / max(useful, 1.0) < best_price:
-                best, best_price = index, cost[index] / max(useful, 1.0)
+            if useful > 0 and cost[index] * best_useful < best_cost * useful:
+                best, best_cost, best_useful = index, cost[index], useful
         if best < 0:
             break
         # Places only fill up here, so the cheapest of all is the one to take if it still has room.
