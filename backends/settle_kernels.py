@@ -269,16 +269,18 @@ def _drain(
         excess = tables.loads[full] - limit
         best, best_cost, best_useful = _NONE, np.inf, 1.0
         for index in range(count):
-            useful = min(tables.flops[mine[index]], excess)
-            if useful > 0 and cost[index] * best_useful < best_cost * useful:
+            work = tables.flops[mine[index]]
+            useful = min(work, excess)
+            if useful <= 0 or cost[index] * best_useful >= best_cost * useful:
+                continue
+            # Places only fill up here, so costs only rise until looked at again.
+            if tables.loads[target[index]] + work > limit:
+                _find_room(tables, places, limit, index, scratch)
+            if cost[index] * best_useful < best_cost * useful:
                 best, best_cost, best_useful = index, cost[index], useful
         if best < 0:
             break
-        # Places only fill up here, so the cheapest of all is the one to take if it still has room.
         chosen = mine[best]
-        if tables.loads[target[best]] + tables.flops[chosen] > limit:
-            _find_room(tables, places, limit, best, scratch)
-            continue
         _move(tables, chosen, target[best])
         moved = True
         for index in range(count):
