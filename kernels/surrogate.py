@@ -29,15 +29,18 @@ def surrogate(dout: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         delta: [tokens, heads], accumulator dtype.
 
     Returns:
-        Gradient and output like dout, contiguous.
+        Gradient and output like dout, contiguous; the gradient may be dout itself.
     """
-    gradient = dout.clone(memory_format=torch.contiguous_format)
-    wide = gradient.to(delta.dtype)
     if dout.device.type == "cpu":  # where asking costs nothing, and passes do
+        gradient = dout.contiguous()
+        wide = gradient.to(delta.dtype)
         square = torch.linalg.vector_norm(wide, dim=-1).square_()
         factor = delta / square
         if _is_usual(square, factor):
-            return gradient, (wide * factor[..., None]).to(dout.dtype)
+            out = wide * factor[..., None] if wide is gradient else wide.mul_(factor[..., None])
+            return gradient, out.to(dout.dtype)
+    gradient = dout.clone(memory_format=torch.contiguous_format)
+    wide = gradient.to(delta.dtype)
     square = torch.linalg.vector_norm(wide, dim=-1, dtype=torch.float64).square_()
     lost = delta.abs() > square * (torch.finfo(delta.dtype).max / 4)
     square.clamp_min_(torch.finfo(torch.float64).tiny)

@@ -10,8 +10,9 @@ What the operators do not do is done here:
   Elsewhere key heads are repeated and their gradients added in the accumulator dtype; the
   operators' own sum over heads rounds to bfloat16 after every head.
 * float16, and bfloat16 on x86 without AVX-512, are computed in float32 on CPUs, where torch's own
-  code for them is several times slower and less exact; of other bfloat16 small rectangles are,
-  because the operators begin each of their tiles slowly.
+  code for them is several times slower and less exact. With AVX-512 but not AMX, bfloat16 is no
+  faster in forward, so that is in float32 too; and so are small rectangles everywhere, because
+  the operators begin each of their tiles slowly in half precision.
 * They want the output in backward, where a plan sends delta instead; see `surrogate`. float16 has
   not got the range for that, so its gradients are computed in float32 everywhere.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,16 +55,20 @@ class TorchFlash(Kernel):
         if not parts:
             return q.new_zeros(q.shape), q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
         tokens, fold = len(q), _fold(q, k)
-        q, k, v = layout.folded(q, fold), _key_side(k, q, fold), _key_side(v, q, fold)
-        if _is_whole(parts[0], tokens):
-            out, lse = map(layout.joined, _forward_piece(q, k, v, parts[0], fold, scale))
-            parts = parts[1:]
-            out = out.to(accumulator) if parts else out
+        k, v = _key_side(k, q, fold), _key_side(v, q, fold)
+        q = layout.folded(q, fold)
+        inputs = _Inputs.of(parts, fold, q, k, v)
+        if len(parts) == 1 and _is_whole(parts[0], tokens):
+            out, lse = map(layout.joined, _forward_piece(inputs, parts[0], fold, scale))
+            parts = ()
         else:
-            out = q.new_zeros(q.shape, dtype=accumulator)
-            lse = q.new_full(q.shape[:2], -torch.inf, dtype=accumulator)
+            out = q.new_empty(q.shape, dtype=accumulator)
+            lse = q.new_empty(q.shape[:2], dtype=accumulator)
+            if not _all_begun(parts, tokens):
+                out.zero_()
+                lse.fill_(-torch.inf)
         for piece in parts:
-            new_out, new_lse = _forward_piece(q, k, v, piece, fold, scale)
+            new_out, new_lse = _forward_piece(inputs, piece, fold, scale)
             rows = layout.queries(out, piece, fold), layout.queries(lse, piece, fold)
             if piece.fresh:
                 rows[0].copy_(new_out)
@@ -88,7 +93,7 @@ class TorchFlash(Kernel):
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         q, k, v, dout = _working(q, k, v, dout, backward=True)
         # A row without any key has lse -inf, and exp(-inf - -inf) is NaN; with 0 it is 0.
-        lse = lse.masked_fill(lse == -torch.inf, 0.0)
+        lse = lse.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0)
         dout, out = surrogate(dout, delta)
         tokens, kv_heads, fold = len(q), k.shape[1], _fold(q, k)
         # The CPU operator rounds the gradients of keys to bfloat16 after every few rows, so it
@@ -97,14 +102,18 @@ class TorchFlash(Kernel):
         parts = _pieces(q, k, mask, most_rows=most_rows)
         k, v = _key_side(k, q, fold), _key_side(v, q, fold)
         q, out, dout, lse = (layout.folded(x, fold) for x in (q, out, dout, lse))
+        inputs = _Inputs.of(parts, fold, q, k, v, out, dout)
         if len(parts) == 1 and _is_whole(parts[0], tokens) and parts[0].keys == k.shape[1]:
-            dq, dk, dv = _backward_piece(q, k, v, out, dout, lse, parts[0], fold, scale)
+            dq, dk, dv = _backward_piece(inputs, lse, parts[0], fold, scale)
             dq, dk, dv = layout.joined(dq), layout.summed(dk), layout.summed(dv)
             parts = ()
         else:
-            dq, dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (q, k, v))
+            dq = q.new_empty(q.shape, dtype=lse.dtype)
+            if not _all_begun(parts, tokens):
+                dq.zero_()
+            dk, dv = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
         for piece in parts:
-            new = _backward_piece(q, k, v, out, dout, lse, piece, fold, scale)
+            new = _backward_piece(inputs, lse, piece, fold, scale)
             rows = layout.queries(dq, piece, fold)
             rows.copy_(new[0]) if piece.fresh else rows.add_(new[0])
             layout.add_to_keys(dk, new[1], piece)
@@ -120,18 +129,27 @@ def _working(*tensors: Tensor, backward: bool = False) -> tuple[Tensor, ...]:
     """Cast to the dtype to compute in."""
     dtype = tensors[0].dtype
     if tensors[0].device.type == "cpu":
-        widened = dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16())
+        has_bfloat16 = _has_bfloat16_backward() if backward else _has_bfloat16_forward()
+        widened = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16)
     else:
         widened = dtype == torch.float16 and backward
     return tuple(x.float() for x in tensors) if widened else tensors
 
 
 @cache
-def _has_bfloat16() -> bool:
-    """Whether torch multiplies matrices of bfloat16 on this CPU no slower than of float32."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return True
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+def _has_bfloat16_forward() -> bool:
+    """Whether torch computes attention of bfloat16 on this CPU faster than of float32."""
+    return not _is_x86() or torch.cpu._is_amx_tile_supported()
+
+
+@cache
+def _has_bfloat16_backward() -> bool:
+    """The same of gradients, for which instructions for bfloat16 are enough."""
+    return not _is_x86() or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def _pieces(q: Tensor, k: Tensor, mask: BlockMask | None, most_rows: int) -> tuple[Piece, ...]:
@@ -159,12 +177,39 @@ def _is_whole(piece: Piece, tokens: int) -> bool:
     return piece.repeats * piece.rows == tokens and piece.q_step in (0, piece.rows)
 
 
-def _forward_piece(
-    q: Tensor, k: Tensor, v: Tensor, piece: Piece, fold: int, scale: float
-) -> tuple[Tensor, Tensor]:
+class _Inputs(NamedTuple):
+    """Folded tensors of a block, queries and keys first; in float32 too, where pieces want that."""
+
+    own: tuple[Tensor, ...]
+    wide: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, parts: tuple[Piece, ...], fold: int, *own: Tensor) -> _Inputs:
+        """Inputs of some pieces."""
+        any_small = any(_is_small(piece, own[0], fold) for piece in parts)
+        return cls(own, tuple(x.float() for x in own) if any_small else ())
+
+    def at(self, piece: Piece, fold: int) -> tuple[Tensor, ...]:
+        """Views of those of one piece, [count, heads, tokens, head_dim]."""
+        q, k, v, *others = self.wide if _is_small(piece, self.own[0], fold) else self.own
+        rows = (layout.queries(x, piece, fold) for x in (q, *others))
+        return next(rows), layout.keys(k, piece), layout.keys(v, piece), *rows
+
+
+def _is_small(piece: Piece, q: Tensor, fold: int) -> bool:
+    """Whether it is computed faster in float32 than in the dtype of the folded queries."""
+    few = piece.rows * fold < torch_pieces.MANY_ROWS and piece.keys < torch_pieces.TILE_KEYS
+    return few and q.dtype == torch.bfloat16 and q.device.type == "cpu"
+
+
+def _all_begun(parts: tuple[Piece, ...], tokens: int) -> bool:
+    """Whether every query is one that some piece begins."""
+    return sum(piece.repeats * piece.rows for piece in parts if piece.fresh) == tokens
+
+
+def _forward_piece(inputs: _Inputs, piece: Piece, fold: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return out and lse of a piece's queries over its keys, [count, heads, rows, ...]."""
-    q, k, v = layout.queries(q, piece, fold), layout.keys(k, piece), layout.keys(v, piece)
-    q, k, v = _widened(q, k, v)
+    q, k, v = inputs.at(piece, fold)
     shape = _shape(piece, q, fold, scale)
     out, lse = torch_ops.forward(q, k, v, shape)
     if shape.bias is not None and piece.mask is not None:
@@ -176,29 +221,12 @@ def _forward_piece(
 
 
 def _backward_piece(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    dout: Tensor,
-    lse: Tensor,
-    piece: Piece,
-    fold: int,
-    scale: float,
+    inputs: _Inputs, lse: Tensor, piece: Piece, fold: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq of a piece's queries, dk and dv of its keys, [count, heads, tokens, head_dim]."""
-    q, out, dout, lse = (layout.queries(x, piece, fold) for x in (q, out, dout, lse))
-    k, v = layout.keys(k, piece), layout.keys(v, piece)
-    q, k, v, out, dout = _widened(q, k, v, out, dout)
+    q, k, v, out, dout = inputs.at(piece, fold)
+    lse = layout.queries(lse, piece, fold)
     return torch_ops.backward(q, k, v, out, dout, lse, _shape(piece, q, fold, scale))
-
-
-def _widened(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """A piece's tensors in the dtype that is faster: on CPUs small ones are in float32."""
-    small = q.shape[2] < torch_pieces.MANY_ROWS and k.shape[2] < torch_pieces.TILE_KEYS
-    if small and q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        return q.float(), k.float(), *(x.float() for x in others)
-    return q, k, *others
 
 
 def _shape(piece: Piece, q: Tensor, fold: int, scale: float) -> torch_ops.Shape:

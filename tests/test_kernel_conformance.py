@@ -29,13 +29,15 @@ def test_the_torch_kernel_conforms(check: Check) -> None:
     check.run(TorchFlash())
 
 
+@pytest.mark.parametrize("kind", [(False, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("check", kernel_conformance.checks(("bfloat16",)), ids=str)
-def test_it_conforms_on_the_other_kind_of_cpu(
-    check: Check, monkeypatch: pytest.MonkeyPatch
+def test_it_conforms_on_every_kind_of_cpu(
+    check: Check, kind: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that have instructions for bfloat16 compute in it, others do not."""
-    other = not torch_flash._has_bfloat16()
-    monkeypatch.setattr(torch_flash, "_has_bfloat16", lambda: other)
+    """They compute bfloat16 as such in forward and in backward, in backward alone, or never."""
+    forward, backward = kind
+    monkeypatch.setattr(torch_flash, "_has_bfloat16_forward", lambda: forward)
+    monkeypatch.setattr(torch_flash, "_has_bfloat16_backward", lambda: backward)
     check.run(TorchFlash())
 
 
