@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from dcp.backends.search_anneal import improved, score
+from dcp.backends.search_deals import best_dealt, dealt
 from dcp.backends.search_level import Level, Runs
 from dcp.backends.search_places import Places
 from dcp.backends.search_regroup import regrouped
-from dcp.backends.search_seeds import bisected, dealt
+from dcp.backends.search_seeds import bisected
 from dcp.backends.search_state import State
 from dcp.packing import pack_within, tightest_load
 from dcp.placement import Assignment, PlacementProblem
@@ -28,7 +29,10 @@ _MOST_IN_NODES = 100
 _MOST_GROUPS = 8
 """Head groups placed apart; of more groups some stay together, as time grows with them."""
 
-_NODE_STEPS, _SHORT_STEPS, _STEPS = 90_000, 50_000, 80_000
+_COARSER = 1.5
+"""How many times fewer blocks a level has than the next finer one, where nodes are searched."""
+
+_NODE_STEPS, _SHORT_STEPS, _STEPS = 90_000, 40_000, 100_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
 _STEPS_A_BLOCK = 750
@@ -105,7 +109,9 @@ class Search:
 
     def _in_nodes(self) -> Assignment:
         """An answer in nodes: the best of some, those first that pack into the nodes' devices."""
-        found = [self._searched_in_nodes() for _ in range(max(1, round(self._effort)))]
+        tries = max(1, round(self._effort))
+        found = [self._searched_in_nodes() for _ in range(tries)]
+        found += self._dealt_to_nodes(2 * tries - 1)
         return min(found, key=lambda one: one[:2])[2]
 
     def _searched_in_nodes(self) -> tuple[bool, float, Assignment]:
@@ -113,18 +119,35 @@ class Search:
 
         From whole sequences to single blocks.
         """
-        nodes = Places.nodes_of(self._problem)
-        tight = tightest_load(self._problem.token_tokens, len(nodes))
-        room = replace(nodes, token_limit=tight + round(_SLACK * (nodes.token_limit - tight)))
+        tight = self._tight_nodes()
+        most = Places.nodes_of(self._problem).token_limit
+        slack = round(_SLACK * (most - tight.token_limit))
+        room = replace(tight, token_limit=tight.token_limit + slack)
         lengths = self._node_lengths()
         answer, cost = self._nodes_annealed(lengths[0], None, room)
         for length in lengths[1:]:
             answer, cost = self._nodes_annealed(length, answer, room)
         if self._fits(answer):
             return False, cost, answer
-        within = replace(nodes, token_limit=tight)
-        answer, cost = self._nodes_annealed(lengths[-1], answer, within)
+        answer, cost = self._nodes_annealed(lengths[-1], answer, tight)
         return not self._fits(answer), cost, answer
+
+    def _dealt_to_nodes(self, most: int) -> list[tuple[bool, float, Assignment]]:
+        """The same from sequences dealt to nodes under a sparse mask, annealed cold."""
+        level = self._level(self._node_lengths()[-1], apart=1)
+        if not _is_sparse(level):
+            return []
+        nodes, found = self._tight_nodes(), []
+        for deal in best_dealt(level, nodes, self._problem.seed, most):
+            state = self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
+            answer = _answer(level, state)
+            found.append((not self._fits(answer), score(state), answer))
+        return found
+
+    def _tight_nodes(self) -> Places:
+        """Nodes that hold no more tokens than the tightest packing asks."""
+        nodes = Places.nodes_of(self._problem)
+        return replace(nodes, token_limit=tightest_load(self._problem.token_tokens, len(nodes)))
 
     def _fits(self, answer: Assignment) -> bool:
         """Whether the token blocks of every node pack into its devices."""
@@ -143,8 +166,7 @@ class Search:
         else:
             home, node = tied.lowered(answer)
             state = nodes.state(tied, node, home)
-        steps = min(_NODE_STEPS, _STEPS_A_BLOCK * len(tied.tokens))
-        state = self._annealed(state, steps, _CYCLES)
+        state = self._annealed(state, _node_steps(tied), _CYCLES)
         return _answer(tied, state), score(state)
 
     def _regrouped(self, level: Level, state: State) -> State:
@@ -177,7 +199,11 @@ class Search:
         """Numbers of blocks merged where nodes are searched."""
         most = max(_MOST_IN_NODES, 2 * _FEWEST_EACH * len(self._places))
         lengths = self._lengths(_FEWEST_EACH * self._places.nodes)
-        return [one for one in lengths if self._runs.count(one) <= most] or lengths[:1]
+        chosen = [one for one in lengths if self._runs.count(one) <= most][-1:] or lengths[:1]
+        for length in reversed(lengths):
+            if _COARSER * self._runs.count(length) <= self._runs.count(chosen[0]):
+                chosen.insert(0, length)
+        return chosen
 
     def _lengths(self, fewest: int) -> list[int]:
         """Numbers of blocks merged at the levels, falling to 1."""
@@ -190,6 +216,10 @@ class Search:
         groups = self._problem.data_bytes.shape[2]
         apart = max(one for one in range(1, apart + 1) if groups % one == 0)
         return Level.of(self._problem, self._runs, length, np.arange(groups) * apart // groups)
+
+
+def _node_steps(level: Level) -> int:
+    return min(_NODE_STEPS, _STEPS_A_BLOCK * len(level.tokens))
 
 
 def _is_sparse(one: Level | State) -> bool:

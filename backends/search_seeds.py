@@ -49,19 +49,6 @@ def bisected(
     return device
 
 
-def dealt(level: Level, places: Places) -> tuple[IntArray, IntArray]:
-    """Equal runs of tokens to devices in order, every computation at the home of its queries.
-
-    Returns:
-        Devices of the computations, [C], and homes of the token blocks, [T].
-    """
-    tokens = level.tokens["tokens"]
-    middle = np.cumsum(tokens) - tokens / 2
-    home = np.minimum(middle * len(places) // max(int(tokens.sum()), 1), len(places) - 1)
-    home = home.astype(np.int64)
-    return home[level.nets["token"][level.comps["row"]]], home
-
-
 def _orders(level: Level) -> IntArray:
     """Computations by queries, by keys and by head group, [orders, C]."""
     row, column = level.comps["row"], level.comps["column"]

@@ -1,0 +1,128 @@
+"""Sequences dealt out in order: starting points under windows and other sparse masks.
+
+A deal keeps sequences together but for those at the ends of a place's share. Which are cut, and
+where, follows from their order alone, so that many can be compared in one go.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp.arrays import FloatArray, IntArray
+from dcp.backends.search_level import Level
+from dcp.backends.search_places import Places
+
+_ORDERS, _MOST_COMPUTATIONS = 128, 800_000
+"""Orders that are compared at most, and computations in all of them together."""
+
+
+class Deal(NamedTuple):
+    """Equal runs of tokens to devices in turn, every computation at the home of its queries.
+
+    Attributes:
+        device: Of every computation, [C].
+        home: Of every token block, [T].
+    """
+
+    device: IntArray
+    home: IntArray
+
+
+def dealt(level: Level, places: Places) -> Deal:
+    """The deal in the order of the batch."""
+    home = _homes(level, len(places), np.arange(_runs(level))[None])[0]
+    return Deal(home[_query_block(level)], home)
+
+
+def best_dealt(level: Level, places: Places, seed: int, most: int) -> list[Deal]:
+    """The cheapest of many deals in random orders and that of the batch, cheapest first.
+
+    Args:
+        level: What to place.
+        places: Where.
+        seed: Of the orders, 0 or more.
+        most: Deals to return; fewer where there are not so many of different cost.
+    """
+    count = int(np.clip(_MOST_COMPUTATIONS // max(len(level.comps), 1), 1, _ORDERS))
+    homes = _homes(level, len(places), _orders(level, seed, count))
+    devices = homes[:, _query_block(level)]
+    _, cheapest = np.unique(_costs(level, places, homes, devices), return_index=True)
+    return [Deal(devices[one], homes[one]) for one in cheapest[:most].tolist()]
+
+
+def _query_block(level: Level) -> IntArray:
+    block: IntArray = level.nets["token"][level.comps["row"]]
+    return block
+
+
+def _runs(level: Level) -> int:
+    return int(level.tokens["run"].max(initial=0)) + 1
+
+
+def _orders(level: Level, seed: int, count: int) -> IntArray:
+    """Orders of the runs, the first one that of the batch, [count, runs]."""
+    runs = _runs(level)
+    rank = _scrambled(seed, count * runs).reshape(count, runs)
+    rank[0] = np.arange(runs)
+    return np.argsort(rank, axis=1, kind="stable")
+
+
+def _homes(level: Level, devices: int, orders: IntArray) -> IntArray:
+    """Homes of the token blocks when runs are dealt in these orders, [orders, T]."""
+    tokens, run = level.tokens["tokens"], level.tokens["run"].astype(np.int64)
+    length = np.zeros(orders.shape[1], dtype=np.int64)
+    np.add.at(length, run, tokens)
+    begin = np.zeros_like(orders)
+    dealt_before = np.cumsum(length[orders], axis=1) - length[orders]
+    np.put_along_axis(begin, orders, dealt_before, axis=1)
+    inside = np.cumsum(tokens) - (np.cumsum(length) - length)[run] - tokens / 2
+    home = (begin[:, run] + inside) * devices // max(int(tokens.sum()), 1)
+    return np.asarray(np.minimum(home, devices - 1).astype(np.int64))
+
+
+def _costs(level: Level, places: Places, homes: IntArray, devices: IntArray) -> FloatArray:
+    """Bytes of deals, and about those of what has yet to leave for the limits, [deals].
+
+    Args:
+        level, places: See `best_dealt`.
+        homes: Of the token blocks, [deals, T].
+        devices: Of the computations, [deals, C].
+    """
+    deal, count, keys = np.arange(len(homes))[:, None], len(places), len(level.nets) // 2
+    column = level.comps["column"].astype(np.int64) - keys
+    needed = np.zeros((len(homes), keys * count), dtype=np.bool_)
+    needed[deal, column * count + devices] = True
+    needed[deal, np.arange(keys) * count + np.repeat(homes, level.groups, axis=1)] = False
+    cost: FloatArray = needed @ np.repeat(level.nets["size"][keys:], count)
+    heaviest = max(float(level.comps["work"].max(initial=0)), 1.0)
+    work = _excess(devices, level.comps["work"], count, places.device_limit) / heaviest
+    held = _excess(homes, level.tokens["tokens"], count, places.token_limit_on(level))
+    return cost + level.usual_bytes * (work + held / max(level.usual_tokens, 1.0))
+
+
+def _excess(place: IntArray, size: IntArray, count: int, limit: float) -> FloatArray:
+    """Sum over places of what they hold beyond the limit, [deals].
+
+    Args:
+        place: Of every item, [deals, n].
+        size: Of every item, [n].
+        count: Places.
+        limit: Of a place.
+    """
+    deals = len(place)
+    key = (np.arange(deals)[:, None] * count + place).ravel()
+    held = np.bincount(key, np.tile(size, deals), deals * count).reshape(deals, count)
+    return np.asarray(np.maximum(held - limit, 0.0).sum(axis=1))
+
+
+def _scrambled(seed: int, count: int) -> npt.NDArray[np.uint64]:
+    """Random numbers, [count] (splitmix64, Steele et al. 2014)."""
+    step = 0x9E3779B97F4A7C15
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(step)
+    x += np.uint64(seed * count * step % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
