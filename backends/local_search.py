@@ -14,10 +14,11 @@ from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
-_FEW_COMPUTATIONS, _FEW_DEVICES = 300, 8
-"""Up to so many of either the answer of `greedy` is a start, too, as the search takes little time.
+_FEW_COMPUTATIONS, _FEW_DEVICES, _MORE_COMPUTATIONS = 300, 8, 5000
+"""Up to so many computations the answer of `greedy` is a start, too; on few devices, up to more.
 
-There it is mostly a matter of which sequences to cut, and annealing may miss the best ones.
+There it takes little time, and it is mostly a matter of which sequences to cut, where annealing
+may miss the best ones.
 """
 
 _TIGHT, _ROOM = 0.03, 0.04
@@ -80,7 +81,7 @@ class LocalSearch(Partitioner):
 
 def _is_small(problem: PlacementProblem) -> bool:
     few_devices = problem.cluster.num_devices <= _FEW_DEVICES
-    return few_devices or len(problem.comp_q) <= _FEW_COMPUTATIONS
+    return len(problem.comp_q) <= (_MORE_COMPUTATIONS if few_devices else _FEW_COMPUTATIONS)
 
 
 def _is_tight(limits: Limits) -> bool:
