@@ -30,6 +30,25 @@ def test_contents_that_overlap_in_time_have_different_slots_that_fit(contents):
                 assert slot[first] != slot[second]
 
 
+@pytest.mark.property
+@given(contents=contents)
+def test_every_content_gets_the_first_of_the_smallest_free_slots_that_fit(contents):
+    contents = sorted(contents)
+    arena, birth, span, rows = np.array(contents, dtype=np.int64).reshape(-1, 4).T.copy()
+    slot, slot_arena, slot_rows = allocate(arena, birth, birth + span, rows)
+    busy_until: dict[int, int] = {}
+    for content, got in enumerate(slot.tolist()):
+        fitting = [
+            (slot_rows[used], used)
+            for used, last in busy_until.items()
+            if slot_arena[used] == arena[content]
+            and last < birth[content]
+            and slot_rows[used] >= rows[content]
+        ]
+        assert got == min(fitting, default=(0, len(busy_until)))[1]
+        busy_until[got] = int(birth[content] + span[content])
+
+
 def test_a_slot_is_reused_once_its_content_is_dead():
     arena, birth, death = np.zeros(3, np.int64), np.array([0, 1, 2]), np.array([1, 2, 3])
     slot, _, rows = allocate(arena, birth, death, np.array([4, 4, 4]))
