@@ -7,7 +7,6 @@ division s, and copies results that are final: the quarters of `dcp.timeline`.
 from __future__ import annotations
 
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -101,23 +100,29 @@ def _instructions(
     copied = _by_cell(_copies(finals), finals.rank * steps + finals.step)
 
     nothing = arrive[:0]
-    ordered: list[tuple[int, Instruction]] = [
-        *((5 * cell, CommWait(cell % steps)) for cell in received),
-        *((5 * cell + 1, Reduce(items)) for cell, items in reduced.items()),
+    launched = list(sent.keys() | received.keys())
+    made: list[Instruction] = [
+        *(CommWait(cell % steps) for cell in received),
+        *(Reduce(items) for items in reduced.values()),
         *(
-            (
-                5 * (cell - 1) + 2,
-                CommLaunch(cell % steps, sent.get(cell, nothing), received.get(cell, nothing)),
-            )
-            for cell in sent.keys() | received.keys()
+            CommLaunch(cell % steps, sent.get(cell, nothing), received.get(cell, nothing))
+            for cell in launched
         ),
-        *((5 * cell + 3, Attention(cell % steps, items)) for cell, items in computed.items()),
-        *((5 * cell + 4, Copy(items)) for cell, items in copied.items()),
+        *(Attention(cell % steps, items) for cell, items in computed.items()),
+        *(Copy(items) for items in copied.values()),
     ]
-    found: list[list[Instruction]] = [[] for _ in range(phase.num_ranks)]
-    for key, instruction in sorted(ordered, key=itemgetter(0)):
-        found[key // (5 * steps)].append(instruction)
-    return found
+    cells = list(received), list(reduced), launched, list(computed), list(copied)
+    # What is launched in a step is for the next one.
+    moment = np.concatenate(
+        [
+            5 * np.array(some, dtype=np.int64) + place
+            for some, place in zip(cells, (0, 1, 2 - 5, 3, 4), strict=True)
+        ]
+    )
+    order = np.argsort(moment)
+    edges = np.searchsorted(moment[order], 5 * steps * np.arange(phase.num_ranks + 1)).tolist()
+    ordered = [made[number] for number in order.tolist()]
+    return [ordered[low:high] for low, high in pairwise(edges)]
 
 
 def _by_cell(items: Items, cell: IntArray) -> dict[int, Items]:
@@ -125,10 +130,10 @@ def _by_cell(items: Items, cell: IntArray) -> dict[int, Items]:
     if (cell[1:] < cell[:-1]).any():
         order = row_order(cell)
         items, cell = items[order], cell[order]
-    if not len(cell):
-        return {}
-    edges = [0, *(np.flatnonzero(cell[1:] != cell[:-1]) + 1).tolist(), len(cell)]
-    return {int(cell[low]): items[low:high] for low, high in pairwise(edges)}
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    edges = [*first.tolist(), len(cell)]
+    spans = zip(cell[first].tolist(), pairwise(edges), strict=True)
+    return {at: items[low:high] for at, (low, high) in spans}
 
 
 def _messages(phase: PlacedPhase, peer: IntArray, slot: Int32Array) -> Items:
