@@ -19,7 +19,6 @@ from dcp.batch import DTYPE_BYTES
 from dcp.blocks import BlockGraph, Kind
 from dcp.cutting import cut
 from dcp.direct_transfers import transfer_rows
-from dcp.ordering import distinct
 from dcp.placement import Assignment
 from dcp.scheduling import (
     KEY_INPUT,
@@ -189,11 +188,11 @@ class _Hybrid:
 
     def _computed(self, block: IntArray) -> tuple[_Data, IntArray]:
         """Data blocks that computation adds to, and the hop of each at which it first does."""
-        key = (block * len(self.owner) + self.blocks.comp_group) * self.grid.ring_degree
-        data, hop = np.divmod(distinct(key + self._comp_hop), self.grid.ring_degree)
-        first = np.flatnonzero(np.diff(data, prepend=-1))
-        data, hop = data[first], hop[first]
-        return _Data(data // len(self.owner), data % len(self.owner)), hop
+        added_to = block * len(self.owner) + self.blocks.comp_group
+        first = np.full(self.blocks.num_token_blocks * len(self.owner), self.grid.ring_degree)
+        np.minimum.at(first, added_to, self._comp_hop)
+        data = np.flatnonzero(first < self.grid.ring_degree)
+        return _Data(data // len(self.owner), data % len(self.owner)), first[data]
 
     def _rank(self, data: _Data, hop: IntArray | int = 0) -> IntArray:
         """Rank that holds the data after the all-to-all and some hops."""
