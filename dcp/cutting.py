@@ -48,9 +48,8 @@ def cut(
         SpecError: a block size below 1, or so small that there are more than `MOST_BLOCKS`.
     """
     check_integer("block_size", block_size)
-    most_tokens = max(batch.num_q_tokens, batch.num_kv_tokens)
-    _check_count(-(-most_tokens // block_size), "token blocks", block_size)
     groups = HeadGroups.of(spec) if groups is None else groups
+    _check_least(batch, len(groups), block_size)
     table, table_sequence = _sequence_slices(batch)
     edges = mask_edges(table, table_sequence, block_size) if at_mask_edges else None
     tokens = cut_tokens(batch, block_size, chunk_edges, edges)
@@ -97,11 +96,20 @@ def cut_finer(blocks: BlockGraph, owner: IntArray, token: IntArray) -> BlockGrap
     return replace(blocks, **columns)
 
 
-def _check_count(count: int, what: str, block_size: int) -> None:
+def _check_least(batch: Batch, groups: int, block_size: int) -> None:
+    """Refuse, before there are arrays of blocks, what has too many however it is cut."""
+    sides = (batch.q_lengths, batch.kv_lengths) if batch.is_cross else (batch.q_lengths,)
+    tokens = sum(-(-length // block_size) for lengths in sides for length in lengths)
+    computations = -(-batch.allowed_pairs // block_size**2) * groups
+    _check_count(f"at least {tokens} token blocks", tokens, block_size)
+    _check_count(f"at least {computations} computation blocks", computations, block_size)
+
+
+def _check_count(what: str, count: int, block_size: int) -> None:
     if count > MOST_BLOCKS:
         raise SpecError(
-            f"blocks of at most {block_size} tokens would be up to {count} {what}, more than can "
-            f'be planned; legal: at most {MOST_BLOCKS}; take a larger block_size, or "auto"'
+            f"blocks of at most {block_size} tokens would be {what}, more than can be planned; "
+            f'legal: at most {MOST_BLOCKS}; take a larger block_size, or "auto"'
         )
 
 
@@ -196,7 +204,7 @@ def _pieces(
     row, q_block, slices = row[some], q_block[some], slices[some]
     low, high = kv_axis.span(table_sequence[row], first_key[some], last_key[some])
     count = int((high - low + 1).sum()) * groups
-    _check_count(count, "computation blocks", block_size)
+    _check_count(f"up to {count} computation blocks", count, block_size)
     parent, position = expand_runs(low, high - low + 1)
     kv_block = kv_axis.block[position]
     q_block, slices = q_block[parent], slices[parent]

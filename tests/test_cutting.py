@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp import masks, slices
+from dcp import cutting, masks, slices
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import Kind, Side
 from dcp.cutting import cut
@@ -171,15 +171,36 @@ def test_block_sizes_below_one_are_refused(block_size):
 def test_more_computation_blocks_than_can_be_planned_are_counted_and_refused(batch, count):
     with pytest.raises(
         SpecError,
-        match=rf"blocks of at most 1 tokens would be up to {count} computation blocks, .* legal: "
+        match=rf"at most 1 tokens would be at least {count} computation blocks, .* legal: "
         r'at most 268435456; take a larger block_size, or "auto"',
     ):
         cut(batch, SPEC, 1)
 
 
-def test_more_token_blocks_than_can_be_planned_are_refused():
-    with pytest.raises(SpecError, match=r"at most 3 tokens would be up to 357913942 token blo"):
-        cut(Batch([1 << 30]), SPEC, 3)
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (Batch([1 << 30]), 357913942),
+        (Batch([1] * 5 + [1 << 30]), 357913947),
+        (Batch([1 << 29], [1 << 30]), 536870913),
+    ],
+    ids=["one", "short", "cross"],
+)
+def test_more_token_blocks_than_can_be_planned_are_counted_and_refused(batch, count):
+    with pytest.raises(SpecError, match=f"at most 3 tokens would be at least {count} token blo"):
+        cut(batch, SPEC, 3)
+
+
+def test_what_has_too_many_blocks_in_any_case_is_refused_before_it_is_cut(monkeypatch):
+    monkeypatch.setattr(cutting, "cut_tokens", None)
+    with pytest.raises(SpecError, match=r"at least \d+ computation blocks"):
+        cut(Batch([1 << 28]), SPEC, 2)
+
+
+def test_what_may_be_too_many_blocks_shows_once_tokens_are_cut(monkeypatch):
+    monkeypatch.setattr(cutting, "MOST_BLOCKS", 20)
+    with pytest.raises(SpecError, match="at most 8 tokens would be up to 30 computation blocks"):
+        cut(Batch([64], mask=masks.sliding_window(2)), SPEC, 8)
 
 
 def test_many_computation_blocks_are_legal():
