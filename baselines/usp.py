@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
 from dcp.baselines.hybrid import HybridBaseline
+from dcp.checks import check_integer
 from dcp.errors import SpecError
 
 Layout = Literal["ulysses_inner", "ring_inner"]
@@ -56,8 +57,8 @@ class USP(HybridBaseline):
                 raise SpecError(f"{field} is {value!r}; legal: {', '.join(legal)}")
         for field in ("ulysses_degree", "ring_degree"):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise SpecError(f"{field} is {value!r}; it must be an integer of 1 or more")
+            if value is not None:
+                check_integer(field, value)
 
     def grid(self, request: BaselineRequest) -> Grid:
         """Rings across Ulysses groups.

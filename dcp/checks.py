@@ -11,6 +11,18 @@ from dcp.errors import SpecError
 MOST = 2**63 - 1
 
 
+def shown(value: Any) -> str:
+    """A value as a message shows it; of an integer that Python does not write out, its size."""
+    try:
+        return repr(value)
+    except ValueError:
+        if isinstance(value, Integral):
+            return f"an integer of {int(value).bit_length()} bits"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(shown, value))}]"
+        raise
+
+
 def check_integer(name: str, value: Any, *, least: int = 1) -> None:
     """Refuse what is not an integer from `least` to `MOST`; booleans are no integers here.
 
@@ -18,9 +30,9 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> None:
         SpecError: names the value.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise SpecError(f"{name} is {value!r}; it must be an integer of {least} or more")
+        raise SpecError(f"{name} is {shown(value)}; it must be an integer of {least} or more")
     if int(value) > MOST:
-        raise SpecError(f"{name} is {value}; it must fit 64 bits")
+        raise SpecError(f"{name} is {shown(value)}; it must fit 64 bits")
 
 
 def check_number(
@@ -40,4 +52,4 @@ def check_number(
         number = math.inf
     too_large = not math.isfinite(number) or (most is not None and number > most)
     if too_large or number < 0 or (positive and number == 0):
-        raise SpecError(f"{name} is {value!r}; it must be {legal}")
+        raise SpecError(f"{name} is {shown(value)}; it must be {legal}")

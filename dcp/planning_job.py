@@ -12,6 +12,7 @@ from dcp import registry
 from dcp.backend import Backend
 from dcp.baseline import Arrangement, Baseline, BaselineRequest
 from dcp.blocks import BlockGraph, Kind
+from dcp.checks import shown
 from dcp.cost import Estimate
 from dcp.cutting import cut
 from dcp.errors import SpecError
@@ -207,9 +208,10 @@ def backend_of(group: str, wanted: Any) -> Any:
     if isinstance(wanted, str):
         return registry.create(group, wanted)
     if not isinstance(wanted, Backend):
+        names = ", ".join(registry.names(group))
         raise SpecError(
-            f"{wanted!r} is no {group[:-1]}; give a name ({', '.join(registry.names(group))}), "
-            "a request name:option=value, or an instance"
+            f"{shown(wanted)} is no {group[:-1]}; give a name ({names}), a request "
+            "name:option=value, or an instance"
         )
     return wanted
 

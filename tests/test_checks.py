@@ -4,6 +4,7 @@ import pytest
 
 import dcp
 from dcp import registry
+from dcp.baselines.usp import USP
 from dcp.errors import BatchError, SpecError
 from dcp.verification import check_plan
 
@@ -52,6 +53,29 @@ def plan(**options):
     ],
 )
 def test_what_was_given_is_in_the_message(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+HUGE = 10**5000
+"""Python refuses to write out an integer of more than 4300 digits."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: plan(block_size=HUGE), "block_size is an integer of 16610 bits; it must fit 64"),
+        (lambda: plan(block_size=-HUGE), "block_size is an integer of 16610 bits; it must be an"),
+        (lambda: plan(seed=HUGE), "seed is an integer of 16610 bits"),
+        (lambda: plan(budget=HUGE), "budget is an integer of 16610 bits; it must be positive"),
+        (lambda: plan(partitioner=HUGE), "an integer of 16610 bits is no partitioner"),
+        (lambda: plan(partitioner=[HUGE, 1]), r"\[an integer of 16610 bits, 1\] is no"),
+        (lambda: dcp.Limits(tokens=HUGE), "limit tokens is an integer of 16610 bits"),
+        (lambda: dcp.Cluster(devices_per_node=HUGE), "devices_per_node is an integer of 16610"),
+        (lambda: USP(ulysses_degree=HUGE), "ulysses_degree is an integer of 16610 bits"),
+    ],
+)
+def test_of_integers_too_long_to_write_out_the_size_is_in_the_message(make, message):
     with pytest.raises(SpecError, match=message):
         make()
 

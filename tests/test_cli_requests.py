@@ -13,6 +13,8 @@ from dcp.cli.options import read_cluster, read_heads, read_limits
 from dcp.errors import MaskError, SpecError
 from dcp.mask_requests import CONSTRUCTORS, make_mask
 
+LONG_NUMBER = "9" * 5000
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -35,6 +37,9 @@ from dcp.mask_requests import CONSTRUCTORS, make_mask
         (["--limits", "intra_node=-1"], "must be finite and 0 or more"),
         (["--limits", "intra_node=much"], "cannot be read"),
         (["--budget", "nan"], "budget is nan"),
+        (["--keep-bytes", LONG_NUMBER], "a number has 5000 digits; it must fit 64 bits"),
+        (["--cluster", f"2x{LONG_NUMBER}"], "a number has 5000 digits; it must fit 64 bits"),
+        (["--heads", LONG_NUMBER], "a number has 5000 digits; it must fit 64 bits"),
         (["--keep-bytes", "-1"], "write a whole number or all"),
         (["--keep-bytes", "1MB"], "write a whole number or all"),
         (["--tokens", "0"], "0 tokens a batch"),

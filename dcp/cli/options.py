@@ -214,9 +214,9 @@ def read_cluster(text: str) -> Cluster:
         raise SpecError(f"cluster {text!r} cannot be read; write {CLUSTER_FORMS}")
     preset, nodes, devices, plain_nodes, plain_devices = found.groups()
     if preset is None:
-        return Cluster(nodes=int(plain_nodes), devices_per_node=int(plain_devices))
-    count = None if devices is None else int(devices)
-    return Cluster.preset(preset, nodes=int(nodes), devices_per_node=count)
+        return Cluster(nodes=_count(plain_nodes), devices_per_node=_count(plain_devices))
+    count = None if devices is None else _count(devices)
+    return Cluster.preset(preset, nodes=_count(nodes), devices_per_node=count)
 
 
 def read_heads(text: str, head_dim: int, dtype: str) -> AttentionSpec:
@@ -230,8 +230,8 @@ def read_heads(text: str, head_dim: int, dtype: str) -> AttentionSpec:
         raise SpecError(f"heads {text!r} cannot be read; write QUERY/KEY, e.g. 8/2")
     q_heads, kv_heads = found.groups()
     return AttentionSpec(
-        num_q_heads=int(q_heads),
-        num_kv_heads=int(kv_heads or q_heads),
+        num_q_heads=_count(q_heads),
+        num_kv_heads=_count(kv_heads or q_heads),
         head_dim=head_dim,
         dtype=dtype,
     )
@@ -263,7 +263,7 @@ def read_keep_bytes(text: str) -> int | None:
         return None
     if not re.fullmatch(r"\d+", text):
         raise SpecError(f"keep bytes {text!r} cannot be read; write a whole number or all")
-    return int(text)
+    return _count(text)
 
 
 def read_limits(text: str) -> Limits:
@@ -283,6 +283,13 @@ def read_limits(text: str) -> Limits:
             )
         given[name] = float(fraction)
     return Limits(**given)
+
+
+def _count(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than Python reads
+        raise SpecError(f"a number has {len(digits)} digits; it must fit 64 bits") from None
 
 
 def _is_number(text: str) -> bool:
