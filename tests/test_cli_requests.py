@@ -150,7 +150,8 @@ def test_clusters_heads_and_limits_are_read() -> None:
     assert read_cluster("p4de:4x2").devices_per_node == 2
     assert read_heads("8", 64, "float32").num_kv_heads == 8
     assert read_limits("intra_node=0.2") == dcp.Limits(intra_node=0.2)
-    assert read_limits("") == dcp.Limits()
+    assert read_limits("") == read_limits(" ") == dcp.Limits()
+    assert read_limits(" device = 0.1, tokens=0 ,") == dcp.Limits(device=0.1, tokens=0)
     every = "inter_node=0.3,intra_node=0.2,device=0.1,tokens=0.05"
     assert read_limits(every) == dcp.Limits(inter_node=0.3, intra_node=0.2, device=0.1, tokens=0.05)
     with pytest.raises(SpecError):

@@ -274,8 +274,8 @@ def read_limits(text: str) -> Limits:
     """
     names = [field.name for field in fields(Limits)]
     given: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, fraction = part.partition("=")
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, fraction = (piece.strip() for piece in part.partition("=")[::2])
         if name not in names or name in given or not _is_number(fraction):
             raise SpecError(
                 f"limit {part!r} cannot be read; write NAME=FRACTION,..., each name once; legal: "
