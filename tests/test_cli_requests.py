@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,25 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
     assert result.exit_code == 2
     assert result.stderr == (
         f"error: cannot write {tmp_path}/no/file: there is no folder {tmp_path}/no; give a file "
-        "in a folder that is there\n"
+        "in a folder that is there and that you may write to\n"
     )
     result = run(*arguments, tmp_path, *nothing)
     assert f"cannot write {tmp_path}: it is a folder" in result.stderr
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_that_may_not_be_written_is_refused_before_anything_is_read(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root everything may be written, so what the system says is made up."""
+    file = tmp_path / "plan"
+    if there:
+        file.touch()
+    denied = file if there else tmp_path
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and path == denied))
+    result = run("plan", "--out", file, "--lengths", "nowhere.txt")
+    assert result.exit_code == 2
+    assert f"cannot write {file}: permission is denied" in result.stderr
 
 
 def test_a_file_that_holds_no_plan_is_named(lengths: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dcp.errors import SpecError
+
+_CREATE = os.W_OK | os.X_OK
+"""What creating a file needs of its folder."""
 
 
 def stdout() -> Console:
@@ -26,14 +30,27 @@ def print_json(document: Any) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuse a file to write that has no place, before work is done for it; None for no file.
+    """Refuse a file that cannot be written, before work is done for it; None for no file.
 
     Raises:
-        SpecError: a folder has that name, or its own folder is not there.
+        SpecError: a folder has that name, its own folder is not there, or it may not be written.
     """
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise SpecError(f"cannot write {path}: {why}; give a file in a folder that is there")
+    why = None if path is None else _obstacle(path)
+    if why:
+        raise SpecError(
+            f"cannot write {path}: {why}; give a file in a folder that is there and that you may "
+            "write to"
+        )
+
+
+def _obstacle(path: Path) -> str | None:
+    """Why a file cannot be written; None where nothing speaks against it."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    allowed = os.access(path, os.W_OK) if path.exists() else os.access(path.parent, _CREATE)
+    return None if allowed else "permission is denied"
 
 
 class Steps:
