@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from dcp import masks
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dcp import verification
     from dcp.runtime.context_parallel import ContextParallel
     from dcp.runtime.local import run_local
+
+    __version__: str
 
 __all__ = [
     "AttentionSpec",
@@ -51,6 +53,8 @@ _LOADED_ON_USE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _LOADED_ON_USE:
         raise AttributeError(f"module 'dcp' has no attribute {name!r}")
     module, _, attribute = _LOADED_ON_USE[name].partition(":")
@@ -58,3 +62,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(loaded, attribute) if attribute else loaded
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    try:
+        return metadata.version("dynamic-context-parallel")
+    except metadata.PackageNotFoundError:
+        raise AttributeError(
+            "dcp has no __version__: it runs from a checkout that is not installed; install it "
+            "with pip install -e ."
+        ) from None

@@ -42,6 +42,7 @@ def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch
         return "1.2.3"
 
     monkeypatch.setattr(metadata, "version", version)
+    assert dcp.__version__ == "1.2.3"
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, "dcp 1.2.3\n")
     assert run("--version", "no such command").stdout == "dcp 1.2.3\n"
@@ -54,6 +55,8 @@ def test_without_an_installed_distribution_there_is_no_version(
         raise metadata.PackageNotFoundError(distribution)
 
     monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(AttributeError, match="dcp has no __version__: it runs from a checkout"):
+        _ = dcp.__version__
     result = run("--version")
     assert (result.exit_code, result.stdout) == (
         0,

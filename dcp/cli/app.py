@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import dcp
 from dcp.errors import (
     BackendError,
     DcpError,
@@ -51,10 +51,8 @@ class CleanErrors(TyperGroup):
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        print(f"dcp {metadata.version('dynamic-context-parallel')}")
-    except metadata.PackageNotFoundError:
-        print("dcp, run from a checkout that is not installed")
+    version = getattr(dcp, "__version__", None)
+    print(f"dcp {version}" if version else "dcp, run from a checkout that is not installed")
     raise typer.Exit
 
 
