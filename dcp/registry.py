@@ -83,7 +83,8 @@ def load(group: str, name: str) -> Any:
     """The class behind a name.
 
     Raises:
-        UnknownBackendError: no such name; lists those that exist.
+        UnknownBackendError: no such name; lists those that exist, and says so where the name is
+            one of another group.
         BackendError: it belongs to a package that fails to load.
     """
     if name in BUILT_IN[group]:
@@ -98,7 +99,7 @@ def load(group: str, name: str) -> Any:
                 f"({type(error).__name__}: {error}); reinstall or remove that package"
             ) from error
     raise UnknownBackendError(
-        f"no {group[:-1]} is named {name!r}; there are: {', '.join(names(group))}"
+        f"no {group[:-1]} is named {name!r}; there are: {', '.join(names(group))}{_elsewhere(name)}"
     )
 
 
@@ -149,6 +150,15 @@ def _provider(group: str, name: str) -> str:
         return "dcp"
     distribution = _plugins(group)[name].dist
     return distribution.name if distribution else _plugins(group)[name].module
+
+
+def _elsewhere(name: str) -> str:
+    """How to ask for what makes plans and has this name in another group; nothing for no such."""
+    for group in ("partitioners", "schedulers", "baselines"):
+        if name in names(group):
+            kind = group[:-1]
+            return f'; {name!r} is a {kind}: ask for {kind}="{name}" or --{kind} {name}'
+    return ""
 
 
 def _configured(backend: Any, name: str, options: dict[str, str]) -> Any:

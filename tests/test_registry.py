@@ -48,6 +48,28 @@ def test_an_unknown_name_lists_the_names_that_exist():
 
 
 @pytest.mark.parametrize(
+    ("group", "name", "kind"),
+    [
+        ("partitioners", "ring", "baseline"),
+        ("schedulers", "usp", "baseline"),
+        ("baselines", "greedy", "partitioner"),
+        ("baselines", "overlap", "scheduler"),
+        ("partitioners", "overlap", "scheduler"),
+    ],
+)
+def test_a_name_of_another_group_says_how_to_ask_for_it(group, name, kind):
+    message = f"'{name}' is a {kind}: ask for {kind}=\"{name}\" or --{kind} {name}$"
+    with pytest.raises(UnknownBackendError, match=message):
+        registry.create(group, name)
+
+
+def test_of_a_name_of_no_group_only_the_names_that_exist_are_listed():
+    with pytest.raises(UnknownBackendError) as refused:
+        registry.create("partitioners", "magic")
+    assert "ask for" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("request_", "message"),
     [
         ("paper:speed=3", "no option 'speed'; legal: divisions"),
