@@ -25,6 +25,7 @@ class Level:
     """Computations and nets to place, in the search's arrays.
 
     Attributes:
+        runs: The runs whose blocks are merged.
         length: Token blocks of a run merged at most.
         groups: Head groups kept apart.
         group_of: Head group of this level for each of the problem's, [problem's groups].
@@ -33,6 +34,7 @@ class Level:
         comps, nets, pins, tokens: See `State`; devices and homes are unset.
     """
 
+    runs: Runs
     length: int
     groups: int
     group_of: IntArray
@@ -69,6 +71,7 @@ class Level:
         nets["size"] = _net_bytes(problem, token_of, group_of, count, groups)
         pins = _pins(comps, nets)
         return cls(
+            runs=runs,
             length=length,
             groups=groups,
             group_of=group_of,

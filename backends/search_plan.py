@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -78,41 +79,39 @@ class Search:
 
     def run(self) -> Assignment:
         """The best answer found."""
-        nodes = self._in_nodes() if self._by_nodes else None
-        if nodes is not None:
-            self._runs = self._runs.apart(nodes.token_home)
-        lengths = self._device_lengths()
-        level = self._level(lengths[0])
-        starts = [self._cut(level) if nodes is None else self._cut_nodes(level, nodes)]
-        if self._by_nodes and self._effort >= _EFFORT_FOR_MORE:
-            starts.append(self._cut(level))
-        if _is_sparse(level):
-            starts.append(self._places.state(level, *dealt(level, self._places)))
         cycles = max(1, round(_CYCLES * self._effort))
-        best = min((self._annealed(start, _SHORT_STEPS, cycles) for start in starts), key=score)
+        begun = [
+            (level, self._annealed(start, _SHORT_STEPS, cycles)) for level, start in self._starts()
+        ]
+        level, best = min(begun, key=lambda one: score(one[1]))
         best = self._annealed(self._regrouped(level, best), _STEPS, cycles)
-        for length in lengths[1:]:
-            finer = self._level(length)
+        for length in self._device_lengths(level.runs)[1:]:
+            finer = self._level(level.runs, length)
             passed = _passed_on(level, best, finer, self._places)
             best = self._annealed(passed, _SHORT_STEPS, cycles)
             level = finer
         return _answer(level, best)
 
-    def _cut(self, level: Level) -> State:
-        """Devices cut apart at once."""
-        return self._places.state(level, bisected(level, self._places))
+    def _starts(self) -> Iterator[tuple[Level, State]]:
+        """Placements to begin with: nodes first, all devices at once, dealt."""
+        for nodes in self._in_nodes() if self._by_nodes else []:
+            level = self._coarsest(self._runs.apart(nodes.token_home))
+            home, node = level.lowered(nodes)
+            cut = bisected(level, self._places, node)
+            yield level, self._places.state(level, cut, node=home)
+        level = self._coarsest(self._runs)
+        if not self._by_nodes or self._effort >= _EFFORT_FOR_MORE:
+            yield level, self._places.state(level, bisected(level, self._places))
+        if _is_sparse(level):
+            yield level, self._places.state(level, *dealt(level, self._places))
 
-    def _cut_nodes(self, level: Level, nodes: Assignment) -> State:
-        """What each node computes cut into its devices."""
-        home, node = level.lowered(nodes)
-        return self._places.state(level, bisected(level, self._places, node), node=home)
-
-    def _in_nodes(self) -> Assignment:
-        """An answer in nodes: the best of some, those first that pack into the nodes' devices."""
+    def _in_nodes(self) -> list[Assignment]:
+        """Answers in nodes: the better half of some, those first that pack into the devices."""
         tries = max(1, round(self._effort))
         found = [self._searched_in_nodes() for _ in range(tries)]
         found += self._dealt_to_nodes(2 * tries - 1)
-        return min(found, key=lambda one: one[:2])[2]
+        found.sort(key=lambda one: one[:2])
+        return [answer for _, _, answer in found[: (len(found) + 1) // 2]]
 
     def _searched_in_nodes(self) -> tuple[bool, float, Assignment]:
         """Whether its nodes' blocks do not pack, score, and an answer in nodes.
@@ -134,7 +133,7 @@ class Search:
 
     def _dealt_to_nodes(self, most: int) -> list[tuple[bool, float, Assignment]]:
         """The same from sequences dealt to nodes under a sparse mask, annealed cold."""
-        level = self._level(self._node_lengths()[-1], apart=1)
+        level = self._level(self._runs, self._node_lengths()[-1], apart=1)
         if not _is_sparse(level):
             return []
         nodes, found = self._tight_nodes(), []
@@ -160,7 +159,7 @@ class Search:
         self, length: int, answer: Assignment | None, nodes: Places
     ) -> tuple[Assignment, float]:
         """An answer in nodes and its score; head groups stay together, as parting them costs."""
-        tied = self._level(length, apart=1)
+        tied = self._level(self._runs, length, apart=1)
         if answer is None:
             state = nodes.state(tied, bisected(tied, nodes))
         else:
@@ -187,35 +186,39 @@ class Search:
             self._seed,
         )
 
-    def _device_lengths(self) -> list[int]:
+    def _coarsest(self, runs: Runs) -> Level:
+        return self._level(runs, self._device_lengths(runs)[0])
+
+    def _device_lengths(self, runs: Runs) -> list[int]:
         """Numbers of blocks merged where devices are searched."""
         fewest = max(_FEWEST_BLOCKS, _FEWEST_EACH * len(self._places))
-        lengths = self._lengths(fewest)
-        if _is_sparse(self._level(lengths[0])):
-            return self._lengths(max(_FEWEST_SPARSE, fewest))
+        lengths = _lengths(runs, fewest)
+        if _is_sparse(self._level(runs, lengths[0])):
+            return _lengths(runs, max(_FEWEST_SPARSE, fewest))
         return lengths
 
     def _node_lengths(self) -> list[int]:
         """Numbers of blocks merged where nodes are searched."""
         most = max(_MOST_IN_NODES, 2 * _FEWEST_EACH * len(self._places))
-        lengths = self._lengths(_FEWEST_EACH * self._places.nodes)
+        lengths = _lengths(self._runs, _FEWEST_EACH * self._places.nodes)
         chosen = [one for one in lengths if self._runs.count(one) <= most][-1:] or lengths[:1]
         for length in reversed(lengths):
             if _COARSER * self._runs.count(length) <= self._runs.count(chosen[0]):
                 chosen.insert(0, length)
         return chosen
 
-    def _lengths(self, fewest: int) -> list[int]:
-        """Numbers of blocks merged at the levels, falling to 1."""
-        lengths = [1]
-        while fewest <= self._runs.count(2 * lengths[-1]) < self._runs.count(lengths[-1]):
-            lengths.append(2 * lengths[-1])
-        return lengths[::-1]
-
-    def _level(self, length: int, apart: int = _MOST_GROUPS) -> Level:
+    def _level(self, runs: Runs, length: int, apart: int = _MOST_GROUPS) -> Level:
         groups = self._problem.data_bytes.shape[2]
         apart = max(one for one in range(1, apart + 1) if groups % one == 0)
-        return Level.of(self._problem, self._runs, length, np.arange(groups) * apart // groups)
+        return Level.of(self._problem, runs, length, np.arange(groups) * apart // groups)
+
+
+def _lengths(runs: Runs, fewest: int) -> list[int]:
+    """Numbers of blocks merged at the levels, falling to 1."""
+    lengths = [1]
+    while fewest <= runs.count(2 * lengths[-1]) < runs.count(lengths[-1]):
+        lengths.append(2 * lengths[-1])
+    return lengths[::-1]
 
 
 def _node_steps(level: Level) -> int:
