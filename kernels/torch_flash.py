@@ -138,8 +138,12 @@ def _working(*tensors: Tensor, backward: bool = False) -> tuple[Tensor, ...]:
 
 @cache
 def _has_bfloat16_forward() -> bool:
-    """Whether torch computes attention of bfloat16 on this CPU faster than of float32."""
-    return not _is_x86() or torch.cpu._is_amx_tile_supported()
+    """Whether torch computes attention of bfloat16 on this CPU faster than of float32.
+
+    On x86 that takes AMX, of which older versions of torch say nothing; float32 is right anyhow.
+    """
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not _is_x86() or bool(capabilities.get("amx_bf16", False))
 
 
 @cache
