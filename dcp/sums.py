@@ -41,8 +41,13 @@ class Sums:
 
     def continued(self, comp_division: IntArray, divisions: int) -> tuple[IntArray, IntArray]:
         """Sums that a division goes on with after an earlier one, and that division, [m] each."""
-        works = np.zeros((len(self.device), divisions), dtype=bool)
-        works[self.of_comp, comp_division] = True
-        number, division = np.nonzero(works)
-        again = np.flatnonzero(np.diff(number) == 0) + 1
-        return number[again], division[again]
+        first = np.full(len(self.device), divisions)
+        np.minimum.at(first, self.of_comp, comp_division)
+        later = np.flatnonzero(comp_division != first[self.of_comp])
+        goes_on = np.zeros(len(first), dtype=bool)
+        goes_on[self.of_comp[later]] = True
+        row = np.cumsum(goes_on) - 1
+        works = np.zeros((np.count_nonzero(goes_on), divisions), dtype=bool)
+        works[row[self.of_comp[later]], comp_division[later]] = True
+        which, division = np.nonzero(works)
+        return np.flatnonzero(goes_on)[which], division
