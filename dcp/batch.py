@@ -10,7 +10,7 @@ import numpy as np
 
 from dcp import slices as slice_ops
 from dcp.arrays import IntArray
-from dcp.checks import check_integer, check_number
+from dcp.checks import check_integer, check_number, shown
 from dcp.errors import BatchError, SpecError
 from dcp.masks import Mask, causal
 
@@ -24,7 +24,7 @@ def _checked_lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
         lengths = np.zeros((0, 0))
     if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
         raise BatchError(
-            f"{name} must be a flat sequence of integers, got {values!r}; "
+            f"{name} must be a flat sequence of integers, got {shown(values)}; "
             "give one length a sequence"
         )
     if (lengths < 0).any():
@@ -70,7 +70,7 @@ class Batch:
         if total_tokens is not None and total_tokens != self.num_q_tokens:
             raise BatchError(
                 f"the lengths add up to {self.num_q_tokens} tokens but the tensors hold "
-                f"{total_tokens}; leave padding out or give it as a sequence of its own"
+                f"{shown(total_tokens)}; leave padding out or give it as a sequence of its own"
             )
         self.masks = self._checked_masks(causal() if mask is None else mask)
         # Also what refuses a mask that is bound to other lengths.
@@ -97,14 +97,14 @@ class Batch:
         ends = _checked_lengths("cu_seqlens", cu_seqlens)
         if not ends or ends[0] != 0 or ends[-1] != total_tokens:
             raise BatchError(
-                f"cu_seqlens must run from 0 to the number of tokens {total_tokens}, "
+                f"cu_seqlens must run from 0 to the number of tokens {shown(total_tokens)}, "
                 f"got {list(ends)[:1]} … {list(ends)[-1:]}"
             )
         return cls(np.diff(ends).tolist(), mask=mask, total_tokens=total_tokens)
 
     def _checked_masks(self, mask: Mask | Sequence[Mask]) -> tuple[Mask, ...]:
         if not isinstance(mask, Mask | Sequence):
-            raise BatchError(f"mask is {mask!r}; give one dcp mask for all or one a sequence")
+            raise BatchError(f"mask is {shown(mask)}; give one dcp mask for all or one a sequence")
         masks = (mask,) * len(self) if isinstance(mask, Mask) else tuple(mask)
         if len(masks) != len(self) or not all(isinstance(one, Mask) for one in masks):
             raise BatchError(
@@ -184,11 +184,15 @@ class AttentionSpec:
                 "num_q_heads must be a multiple of num_kv_heads"
             )
         if self.dtype not in DTYPE_BYTES:
-            raise SpecError(f"dtype {self.dtype!r} is unknown; legal: {', '.join(DTYPE_BYTES)}")
+            raise SpecError(
+                f"dtype {shown(self.dtype)} is unknown; legal: {', '.join(DTYPE_BYTES)}"
+            )
         if self.softmax_scale is not None:
             check_number("softmax_scale", self.softmax_scale, positive=True)
         if not isinstance(self.float32_partials, bool):
-            raise SpecError(f"float32_partials is {self.float32_partials!r}; it is True or False")
+            raise SpecError(
+                f"float32_partials is {shown(self.float32_partials)}; it is True or False"
+            )
 
     @property
     def scale(self) -> float:

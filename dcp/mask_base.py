@@ -11,6 +11,7 @@ import numpy as np
 
 from dcp import slices as algebra
 from dcp.arrays import BoolArray, IntArray
+from dcp.checks import shown
 from dcp.errors import MaskError
 
 MAX_TOKENS = 2**30
@@ -24,7 +25,7 @@ def check_integer(name: str, value: object, low: int, high: int = MAX_TOKENS) ->
     except TypeError:
         number = None
     if number is None or isinstance(value, (bool, np.bool_)) or not low <= number <= high:
-        raise MaskError(f"{name} is {value!r}; give an integer from {low} to {high}")
+        raise MaskError(f"{name} is {shown(value)}; give an integer from {low} to {high}")
     return number
 
 

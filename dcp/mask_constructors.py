@@ -9,6 +9,7 @@ from numbers import Real
 import numpy as np
 
 from dcp.arrays import IntArray
+from dcp.checks import shown
 from dcp.errors import MaskError
 from dcp.mask_base import MAX_TOKENS, Mask, check_integer
 from dcp.slices import FAR, as_slices
@@ -260,13 +261,13 @@ def shared_question(
         return _SharedQuestion(_check_all("answer_lengths", answer_lengths), None, None)
     if answer_lengths is not None or question_fraction is None or answers is None:
         raise MaskError(
-            f"shared_question got answer_lengths={answer_lengths!r}, "
-            f"question_fraction={question_fraction!r}, answers={answers!r}; "
+            f"shared_question got answer_lengths={shown(answer_lengths)}, "
+            f"question_fraction={shown(question_fraction)}, answers={shown(answers)}; "
             "give either answer_lengths, or question_fraction and answers"
         )
     fraction = question_fraction
     if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
-        raise MaskError(f"question_fraction is {fraction!r}; give a number from 0 to 1")
+        raise MaskError(f"question_fraction is {shown(fraction)}; give a number from 0 to 1")
     return _SharedQuestion(None, float(fraction), check_integer("answers", answers, 1))
 
 
@@ -312,7 +313,7 @@ def documents(lengths: Iterable[int], inner: Mask | None = None) -> Mask:
     """
     inner = causal() if inner is None else inner
     if not isinstance(inner, Mask):
-        raise MaskError(f"inner is {inner!r}; give a mask, such as dcp.masks.causal()")
+        raise MaskError(f"inner is {shown(inner)}; give a mask, such as dcp.masks.causal()")
     return _Documents(_check_all("lengths", lengths), inner)
 
 
@@ -321,7 +322,7 @@ def _check_all(name: str, values: Iterable[int]) -> tuple[int, ...]:
     try:
         listed = list(values)
     except TypeError:
-        raise MaskError(f"{name} is {values!r}; give a sequence of integers") from None
+        raise MaskError(f"{name} is {shown(values)}; give a sequence of integers") from None
     return tuple(check_integer(f"{name}[{n}]", value, 0) for n, value in enumerate(listed))
 
 

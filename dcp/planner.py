@@ -9,6 +9,7 @@ from dcp.auto import choose
 from dcp.baseline import Baseline, BaselineRequest
 from dcp.batch import AttentionSpec, Batch
 from dcp.block_size import choose_block_size
+from dcp.checks import shown
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
@@ -72,14 +73,14 @@ def plan(
         ("limits", asked, Limits),
     ):
         if not isinstance(value, kind):
-            raise SpecError(f"{name} is {value!r}; give a dcp.{kind.__name__}")
+            raise SpecError(f"{name} is {shown(value)}; give a dcp.{kind.__name__}")
     if keep_bytes is not None and not (type(keep_bytes) is int and keep_bytes >= 0):
         raise SpecError(
-            f"keep_bytes is {keep_bytes!r}; give a whole number of bytes, 0 or more, or None for "
-            "no limit"
+            f"keep_bytes is {shown(keep_bytes)}; give a whole number of bytes, 0 or more, or None "
+            "for no limit"
         )
     if selection is not None and not isinstance(selection, SelectionTable):
-        raise SpecError(f"selection is {selection!r}; give a dcp.SelectionTable, or None")
+        raise SpecError(f"selection is {shown(selection)}; give a dcp.SelectionTable, or None")
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(
         batch=batch, spec=heads, cluster=cluster, block_size=size, keep_bytes=keep_bytes

@@ -5,7 +5,7 @@ import pytest
 import dcp
 from dcp import registry
 from dcp.baselines.usp import USP
-from dcp.errors import BatchError, SpecError
+from dcp.errors import BatchError, MaskError, SpecError
 from dcp.verification import check_plan
 
 HEADS = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=8)
@@ -70,6 +70,8 @@ HUGE = 10**5000
         (lambda: plan(budget=HUGE), "budget is an integer of 16610 bits; it must be positive"),
         (lambda: plan(partitioner=HUGE), "an integer of 16610 bits is no partitioner"),
         (lambda: plan(partitioner=[HUGE, 1]), r"\[an integer of 16610 bits, 1\] is no"),
+        (lambda: plan(keep_bytes=-HUGE), "keep_bytes is an integer of 16610 bits"),
+        (lambda: dcp.plan(HUGE, HEADS, CLUSTER), "batch is an integer of 16610 bits; give a"),
         (lambda: dcp.Limits(tokens=HUGE), "limit tokens is an integer of 16610 bits"),
         (lambda: dcp.Cluster(devices_per_node=HUGE), "devices_per_node is an integer of 16610"),
         (lambda: USP(ulysses_degree=HUGE), "ulysses_degree is an integer of 16610 bits"),
@@ -77,6 +79,26 @@ HUGE = 10**5000
 )
 def test_of_integers_too_long_to_write_out_the_size_is_in_the_message(make, message):
     with pytest.raises(SpecError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dcp.Batch([3, HUGE]),
+        lambda: dcp.Batch([3], [-HUGE]),
+        lambda: dcp.Batch([3], total_tokens=HUGE),
+        lambda: dcp.Batch([3], mask=HUGE),
+        lambda: dcp.Batch.from_cu_seqlens([0, 3], total_tokens=HUGE),
+        lambda: dcp.masks.sliding_window(HUGE),
+        lambda: dcp.masks.documents([3, HUGE]),
+        lambda: dcp.masks.shared_question(question_fraction=HUGE, answers=2),
+        lambda: dcp.masks.shared_question(answer_lengths=HUGE),
+        lambda: dcp.masks.full().slices(HUGE),
+    ],
+)
+def test_lengths_and_masks_say_the_size_of_integers_too_long_to_write_out(make):
+    with pytest.raises((BatchError, MaskError), match="an integer of 16610 bits"):
         make()
 
 
