@@ -7,7 +7,7 @@ import numpy as np
 from dcp.batch import DTYPE_BYTES, AttentionSpec
 from dcp.blocks import BlockGraph
 from dcp.instructions import ARENAS, Buffer, CommLaunch, CommWait, Items, Program
-from dcp.traffic import item_bytes
+from dcp.traffic import item_bytes, joined
 
 MESSAGE_ALIGNMENT_BYTES = 16  # NCCL moves what is aligned to less byte by byte
 
@@ -57,12 +57,15 @@ def kept_bytes(blocks: BlockGraph, program: Program) -> int:
 
 
 def _peak_message_bytes(blocks: BlockGraph, program: Program) -> int:
+    launches = [one for one in program.instructions if isinstance(one, CommLaunch)]
+    received = iter(_totals(blocks, program, [launch.receives for launch in launches]))
+    sent = iter(_totals(blocks, program, [launch.sends for launch in launches]))
     incoming: dict[int, int] = {}
     outgoing = peak = 0
     for instruction in program.instructions:
         if isinstance(instruction, CommLaunch):
-            incoming[instruction.step] = _total(blocks, program, instruction.receives)
-            outgoing += _total(blocks, program, instruction.sends)
+            incoming[instruction.step] = next(received)
+            outgoing += next(sent)
             peak = max(peak, outgoing + sum(incoming.values()))
         elif isinstance(instruction, CommWait):
             del incoming[instruction.step]
@@ -70,8 +73,15 @@ def _peak_message_bytes(blocks: BlockGraph, program: Program) -> int:
     return peak
 
 
-def _total(blocks: BlockGraph, program: Program, items: Items) -> int:
-    """Bytes of a buffer for all messages of a step in one direction."""
-    of_peer = np.zeros(int(items["peer"].max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(of_peer, items["peer"], item_bytes(blocks, program, items))
-    return sum(map(padded_bytes, of_peer.tolist()))
+def _totals(blocks: BlockGraph, program: Program, launches: list[Items]) -> list[int]:
+    """Bytes of a buffer for all messages of each launch in one direction, [launches]."""
+    items = joined(launches)
+    launch = np.repeat(np.arange(len(launches)), [len(some) for some in launches])
+    peers = int(items["peer"].max(initial=0)) + 1
+    messages, which = np.unique(launch * peers + items["peer"], return_inverse=True)
+    size, total = np.zeros(len(messages), np.int64), np.zeros(len(launches), np.int64)
+    np.add.at(size, which, item_bytes(blocks, program, items))
+    padded = -(-size // MESSAGE_ALIGNMENT_BYTES) * MESSAGE_ALIGNMENT_BYTES
+    np.add.at(total, messages // peers, padded)
+    totals: list[int] = total.tolist()
+    return totals

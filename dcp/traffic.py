@@ -7,7 +7,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.instructions import KIND_OF, Buffer, CommLaunch, Items, Program
+from dcp.instructions import KIND_OF, MESSAGE_ITEM, Buffer, CommLaunch, Items, Program
 
 _KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
 
@@ -24,9 +24,15 @@ def moved_bytes(blocks: BlockGraph, cluster: Cluster, programs: list[Program]) -
     total = inter = 0
     node = cluster.device_node
     for rank, program in enumerate(programs):
-        for launch in program.instructions:
-            if isinstance(launch, CommLaunch):
-                size = item_bytes(blocks, program, launch.sends)
-                total += int(size.sum())
-                inter += int(size[node[launch.sends["peer"]] != node[rank]].sum())
+        launches = [one for one in program.instructions if isinstance(one, CommLaunch)]
+        sends = joined([launch.sends for launch in launches])
+        size = item_bytes(blocks, program, sends)
+        total += int(size.sum())
+        inter += int(size[node[sends["peer"]] != node[rank]].sum())
     return total, inter
+
+
+def joined(parts: list[Items]) -> Items:
+    """Items of messages one after another; none where there are no parts."""
+    # Named, the type need not be worked out from the fields of every part.
+    return np.concatenate([np.zeros(0, dtype=MESSAGE_ITEM), *parts], dtype=MESSAGE_ITEM)
