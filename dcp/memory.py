@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
+from dcp.arrays import IntArray
 from dcp.batch import DTYPE_BYTES, AttentionSpec
 from dcp.blocks import BlockGraph
 from dcp.instructions import ARENAS, Buffer, CommLaunch, CommWait, Items, Program
@@ -11,8 +14,10 @@ from dcp.traffic import item_bytes, joined
 
 MESSAGE_ALIGNMENT_BYTES = 16  # NCCL moves what is aligned to less byte by byte
 
+_Bytes = TypeVar("_Bytes", int, IntArray)
 
-def padded_bytes(nbytes: int) -> int:
+
+def padded_bytes(nbytes: _Bytes) -> _Bytes:
     """Where the next message may begin in a buffer whose first bytes are taken."""
     return -(-nbytes // MESSAGE_ALIGNMENT_BYTES) * MESSAGE_ALIGNMENT_BYTES
 
@@ -81,7 +86,6 @@ def _totals(blocks: BlockGraph, program: Program, launches: list[Items]) -> list
     messages, which = np.unique(launch * peers + items["peer"], return_inverse=True)
     size, total = np.zeros(len(messages), np.int64), np.zeros(len(launches), np.int64)
     np.add.at(size, which, item_bytes(blocks, program, items))
-    padded = -(-size // MESSAGE_ALIGNMENT_BYTES) * MESSAGE_ALIGNMENT_BYTES
-    np.add.at(total, messages // peers, padded)
+    np.add.at(total, messages // peers, padded_bytes(size))
     totals: list[int] = total.tolist()
     return totals
