@@ -14,15 +14,16 @@ from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
-_FEW_COMPUTATIONS, _FEW_DEVICES, _MORE_COMPUTATIONS = 300, 8, 5000
-"""Up to so many computations the answer of `greedy` is a start, too; on few devices, up to more.
+_FEW_COMPUTATIONS, _FEW_DEVICES, _MORE_COMPUTATIONS = 300, 8, 20_000
+"""Up to so many computations the answer of `greedy` is a start, too: on few devices, or under
+tight limits, up to the larger number.
 
 There it takes little time, and it is mostly a matter of which sequences to cut, where annealing
 may miss the best ones.
 """
 
 _TIGHT, _ROOM = 0.03, 0.04
-"""Limits below the first are searched with the second and repaired: moves need some room."""
+"""Limits below the first are searched with the second, too, and repaired: moves need some room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,15 @@ class LocalSearch(Partitioner):
         from dcp.backends.search_plan import Search
 
         weight = self._weight(problem.limits)
-        tight = _is_tight(problem.limits)
-        asked = replace(problem, limits=_with_room(problem.limits)) if tight else problem
-        found = Search(asked, weight).run()
-        if not (tight or _is_small(problem)) and _holds_what_is_asked(problem, found):
-            return found
+        found, small = [Search(problem, weight).run()], _is_small(problem)
+        if _is_tight(problem.limits):
+            roomy = replace(problem, limits=_with_room(problem.limits))
+            found.append(Search(roomy, weight).run())
+        elif not small and _holds_what_is_asked(problem, found[0]):
+            return found[0]
         from dcp.backends.search_choice import Choice
 
-        return Choice(problem, weight).best(found)
+        return Choice(problem, weight).best(found, also_built=small)
 
     def _weight(self, limits: Limits) -> float:
         if self.inter_weight is not None:
@@ -80,8 +82,8 @@ class LocalSearch(Partitioner):
 
 
 def _is_small(problem: PlacementProblem) -> bool:
-    few_devices = problem.cluster.num_devices <= _FEW_DEVICES
-    return len(problem.comp_q) <= (_MORE_COMPUTATIONS if few_devices else _FEW_COMPUTATIONS)
+    hard = problem.cluster.num_devices <= _FEW_DEVICES or _is_tight(problem.limits)
+    return len(problem.comp_q) <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
 
 
 def _is_tight(limits: Limits) -> bool:

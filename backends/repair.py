@@ -32,7 +32,8 @@ def repair(problem: PlacementProblem, answer: Assignment) -> Assignment:
     Homes and computations are settled in turn: homes under the token limit for the
     computations as they are, then nodes and then devices under the compute limits for those
     homes. Deterministic. Where moves get stuck, places are filled anew, at worst by the packings
-    that define the limits, so both limits hold afterwards.
+    that define the limits, so each limit is kept that can be kept by itself. Exact limits between
+    and inside nodes at once may be more than there is a placement for, or than is found.
     """
     home, device = answer
     node_of = problem.cluster.device_node

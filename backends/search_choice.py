@@ -30,10 +30,18 @@ class Choice:
         groups = np.arange(problem.data_bytes.shape[2])
         self._level = Level.of(problem, Runs.of(problem), 1, groups)
 
-    def best(self, found: Assignment) -> Assignment:
-        """The cheapest within the limits of an answer, that of `greedy`, and this one annealed."""
-        built = Greedy().place(self._problem)
-        answers = [built, self._annealed(built), self._within(found)]
+    def best(self, found: list[Assignment], *, also_built: bool) -> Assignment:
+        """The cheapest within the limits of some answers.
+
+        Args:
+            found: By searches.
+            also_built: Whether that of `greedy`, and this one annealed, are candidates even if
+                one of those found keeps the limits.
+        """
+        answers = [self._within(one) for one in found]
+        if also_built or not any(map(self._fits, answers)):
+            built = Greedy().place(self._problem)
+            answers += [built, self._annealed(built)]
         return min(answers, key=self._price)
 
     def _within(self, answer: Assignment) -> Assignment:

@@ -15,8 +15,8 @@ from dcp.arrays import FloatArray, IntArray
 from dcp.backends.search_level import Level
 from dcp.backends.search_places import Places
 
-_ORDERS, _MOST_COMPUTATIONS = 128, 800_000
-"""Orders that are compared at most, and computations in all of them together."""
+_ORDERS, _MOST_ITEMS = 128, 800_000
+"""Orders that are compared at most, and items (computations; blocks by place) in all of them."""
 
 
 class Deal(NamedTuple):
@@ -46,7 +46,8 @@ def best_dealt(level: Level, places: Places, seed: int, most: int) -> list[Deal]
         seed: Of the orders, 0 or more.
         most: Deals to return; fewer where there are not so many of different cost.
     """
-    count = int(np.clip(_MOST_COMPUTATIONS // max(len(level.comps), 1), 1, _ORDERS))
+    items = max(len(level.comps), len(level.nets) // 2 * len(places))
+    count = int(np.clip(_MOST_ITEMS // max(items, 1), 1, _ORDERS))
     homes = _homes(level, len(places), _orders(level, seed, count))
     devices = homes[:, _query_block(level)]
     _, cheapest = np.unique(_costs(level, places, homes, devices), return_index=True)

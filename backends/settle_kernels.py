@@ -198,7 +198,7 @@ def exchange(
                 there, added = place, cost
         if there == here:
             continue
-        first = _first_below(tables, falling, work + limit - tables.loads[here] + 1)
+        first = _first_below(tables, falling, work + np.floor(limit) - tables.loads[here] + 1)
         last = _first_below(tables, falling, work - (limit - tables.loads[there]))
         stride = 1 + max(last - first, 0) // _MOST_PARTNERS
         _move(tables, comp, there)

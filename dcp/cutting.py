@@ -48,6 +48,7 @@ def cut(
         SpecError: a block size below 1, or so small that there are more than `MOST_BLOCKS`.
     """
     check_integer("block_size", block_size)
+    block_size = int(block_size)  # integers of numpy overflow
     groups = HeadGroups.of(spec) if groups is None else groups
     _check_least(batch, len(groups), block_size)
     table, table_sequence = _sequence_slices(batch)

@@ -56,6 +56,7 @@ class Limits:
             value = getattr(self, name)
             if value is not None or name != "device":
                 check_number(f"limit {name}", value, most=_LOOSEST)
+                object.__setattr__(self, name, float(value))  # of numpy none travels in plans
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,8 +11,8 @@ What the operators do not do is done here:
   operators' own sum over heads rounds to bfloat16 after every head.
 * float16, and bfloat16 on x86 without AVX-512, are computed in float32 on CPUs, where torch's own
   code for them is several times slower and less exact. With AVX-512 but not AMX, bfloat16 is no
-  faster in forward, so that is in float32 too; and so are small rectangles everywhere, because
-  the operators begin each of their tiles slowly in half precision.
+  faster in forward, so that is in float32 too; and where bfloat16 is computed as such, so are
+  small rectangles, because the operators begin each of their tiles slowly in half precision.
 * They want the output in backward, where a plan sends delta instead; see `surrogate`. float16 has
   not got the range for that, so its gradients are computed in float32 everywhere.
 

@@ -207,6 +207,12 @@ def test_many_computation_blocks_are_legal():
     assert len(cut(Batch([1 << 19] * 8), SPEC, 1024).comp_q) == 8 * 512 * 513
 
 
+@pytest.mark.parametrize("size", [np.int16(300), np.int32(1024), np.int64(2**32)])
+def test_block_sizes_of_numpy_are_taken_as_they_are(size):
+    blocks = cut(Batch([131072]), SPEC, size)
+    assert blocks.token_length.max() == min(int(size), 131072)
+
+
 def test_the_block_size_given_is_the_block_size_used():
     """pytorch-195563: a block size of 256 was silently replaced by 128."""
     blocks = cut(Batch([4096]), SPEC, 256)

@@ -169,3 +169,7 @@ def test_the_tightest_load_is_reached_by_its_own_packing(weights, bins):
     mean, largest = weights.sum() / bins, weights.max(initial=0)
     assert max(mean, largest) <= max(loads.max(), 0) + 1e-9
     assert loads.max() <= mean + largest
+
+
+def test_limits_of_numpy_are_taken_as_plain_numbers() -> None:
+    assert type(Limits(device=np.float32(0.5)).device) is float
