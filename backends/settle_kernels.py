@@ -146,9 +146,8 @@ def refill(
 def fill_savings(tables: Tables, comps: IntArray, places: IntArray, saved: IntArray) -> None:
     """Bytes that the best move of each of these computations adds, 0 or less, [n]."""
     for index in range(len(comps)):
-        saved[index] = 0
-        for place in places:
-            saved[index] = min(saved[index], _cost(tables, comps[index], place))
+        _, cost = _cheapest(tables, comps[index], places, tables.loads, np.inf)
+        saved[index] = min(cost, 0)
 
 
 @compiled
@@ -160,14 +159,9 @@ def save(tables: Tables, comps: IntArray, places: IntArray, limit: float) -> int
     """
     moved = 0
     for comp in comps:
-        best, best_cost = _NONE, 0
-        for place in places:
-            if tables.loads[place] + tables.flops[comp] <= limit:
-                cost = _cost(tables, comp, place)
-                if cost < best_cost:
-                    best, best_cost = place, cost
-        if best >= 0:
-            _move(tables, comp, best)
+        place, cost = _cheapest(tables, comp, places, tables.loads, limit)
+        if cost < 0:
+            _move(tables, comp, place)
             moved += 1
     return moved
 
@@ -191,12 +185,8 @@ def exchange(
     exchanged = 0
     for comp in comps:
         here, work = tables.where[comp], tables.flops[comp]
-        there, added = here, 0
-        for place in places:
-            cost = _cost(tables, comp, place)
-            if cost < added:
-                there, added = place, cost
-        if there == here:
+        there, added = _cheapest(tables, comp, places, tables.loads, np.inf)
+        if added >= 0:
             continue
         first = _first_below(tables, falling, work + np.floor(limit) - tables.loads[here] + 1)
         last = _first_below(tables, falling, work - (limit - tables.loads[there]))
@@ -243,6 +233,20 @@ def _cost(tables: Tables, comp: int, place: int) -> int:
         if tables.users[row, here] == 1 and home != here:
             added -= tables.size[row]
     return added
+
+
+@inner
+def _cheapest(
+    tables: Tables, comp: int, places: IntArray, loads: IntArray, limit: float
+) -> tuple[int, int]:
+    """Where a computation adds fewest bytes within a limit of loads, -1 for nowhere; the bytes."""
+    best, best_cost = _NONE, _ZERO
+    for place in places:
+        if loads[place] + tables.flops[comp] <= limit:
+            cost = _cost(tables, comp, place)
+            if best < 0 or cost < best_cost:
+                best, best_cost = place, cost
+    return best, best_cost
 
 
 @inner
@@ -301,12 +305,9 @@ def _find_room(
 ) -> None:
     """Where a computation moves at fewest bytes within the limit, and the bytes; inf: nowhere."""
     comp = scratch.mine[index]
-    scratch.target[index], scratch.cost[index] = places[0], np.inf
-    for place in places:
-        if tables.loads[place] + tables.flops[comp] <= limit:
-            cost = _cost(tables, comp, place)
-            if cost < scratch.cost[index]:
-                scratch.target[index], scratch.cost[index] = place, cost
+    place, cost = _cheapest(tables, comp, places, tables.loads, limit)
+    scratch.target[index] = place if place >= 0 else places[0]
+    scratch.cost[index] = cost if place >= 0 else np.inf
 
 
 @inner
@@ -329,18 +330,13 @@ def _fill_by_bytes(
     left: int = _ZERO
     for index in range(count):
         comp = equals[index]
-        best, best_cost = _NONE, 0
-        for place in places:
-            if filled[place] + work <= cap:
-                cost = _cost(tables, comp, place)
-                if best < 0 or cost < best_cost:
-                    best, best_cost = place, cost
-        if best < 0:
+        place, _ = _cheapest(tables, comp, places, filled, cap)
+        if place < 0:
             equals[left] = comp
             left += 1
         else:
-            filled[best] += work
-            _move(tables, comp, best)
+            filled[place] += work
+            _move(tables, comp, place)
     return left
 
 
