@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -85,8 +86,8 @@ class Search:
         ]
         level, best = min(begun, key=lambda one: score(one[1]))
         best = self._annealed(self._regrouped(level, best), _STEPS, cycles)
-        for length in self._device_lengths(level.runs)[1:]:
-            finer = self._level(level.runs, length)
+        while level.length > 1:
+            finer = self._level(level.runs, level.length // 2)
             passed = _passed_on(level, best, finer, self._places)
             best = self._annealed(passed, _SHORT_STEPS, cycles)
             level = finer
@@ -118,11 +119,11 @@ class Search:
 
         From whole sequences to single blocks.
         """
-        tight = self._tight_nodes()
+        tight = self._tight_nodes
         most = Places.nodes_of(self._problem).token_limit
         slack = round(_SLACK * (most - tight.token_limit))
         room = replace(tight, token_limit=tight.token_limit + slack)
-        lengths = self._node_lengths()
+        lengths = self._node_lengths
         answer, cost = self._nodes_annealed(lengths[0], None, room)
         for length in lengths[1:]:
             answer, cost = self._nodes_annealed(length, answer, room)
@@ -133,16 +134,17 @@ class Search:
 
     def _dealt_to_nodes(self, most: int) -> list[tuple[bool, float, Assignment]]:
         """The same from sequences dealt to nodes under a sparse mask, annealed cold."""
-        level = self._level(self._runs, self._node_lengths()[-1], apart=1)
+        level = self._level(self._runs, self._node_lengths[-1], apart=1)
         if not _is_sparse(level):
             return []
-        nodes, found = self._tight_nodes(), []
+        nodes, found = self._tight_nodes, []
         for deal in best_dealt(level, nodes, self._problem.seed, most):
             state = self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
             answer = _answer(level, state)
             found.append((not self._fits(answer), score(state), answer))
         return found
 
+    @cached_property
     def _tight_nodes(self) -> Places:
         """Nodes that hold no more tokens than the tightest packing asks."""
         nodes = Places.nodes_of(self._problem)
@@ -187,16 +189,15 @@ class Search:
         )
 
     def _coarsest(self, runs: Runs) -> Level:
-        return self._level(runs, self._device_lengths(runs)[0])
-
-    def _device_lengths(self, runs: Runs) -> list[int]:
-        """Numbers of blocks merged where devices are searched."""
+        """The level on which devices are searched first; each next one merges half as many."""
         fewest = max(_FEWEST_BLOCKS, _FEWEST_EACH * len(self._places))
-        lengths = _lengths(runs, fewest)
-        if _is_sparse(self._level(runs, lengths[0])):
-            return _lengths(runs, max(_FEWEST_SPARSE, fewest))
-        return lengths
+        level = self._level(runs, _lengths(runs, fewest)[0])
+        if _is_sparse(level):
+            length = _lengths(runs, max(_FEWEST_SPARSE, fewest))[0]
+            return level if length == level.length else self._level(runs, length)
+        return level
 
+    @cached_property
     def _node_lengths(self) -> list[int]:
         """Numbers of blocks merged where nodes are searched."""
         most = max(_MOST_IN_NODES, 2 * _FEWEST_EACH * len(self._places))
