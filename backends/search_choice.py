@@ -39,10 +39,13 @@ class Choice:
                 one of those found keeps the limits.
         """
         answers = [self._within(one) for one in found]
-        if also_built or not any(map(self._fits, answers)):
+        prices = [self._price(one) for one in answers]
+        if also_built or all(breaks for breaks, _ in prices):
             built = Greedy().place(self._problem)
-            answers += [built, self._annealed(built)]
-        return min(answers, key=self._price)
+            more = [built, self._annealed(built)]
+            answers += more
+            prices += map(self._price, more)
+        return answers[prices.index(min(prices))]
 
     def _within(self, answer: Assignment) -> Assignment:
         """The answer, repaired where it breaks a limit."""
