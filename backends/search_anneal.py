@@ -9,6 +9,7 @@ import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
 from dcp.backends.search_kernels import anneal
+from dcp.backends.search_random import scattered
 from dcp.backends.search_state import State
 
 _STAGES = 48
@@ -119,8 +120,5 @@ def score(state: State) -> float:
 
 
 def _seed_of(seed: int, cycle: int) -> np.uint64:
-    """A start of the generator, never 0 (splitmix64, Steele et al. 2014)."""
-    x = ((seed * 1000 + cycle + 1) * 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return np.uint64((x ^ (x >> 31)) | 1)
+    """A start of the generator, never 0."""
+    return np.uint64(scattered(seed * 1000 + cycle + 1, 1)[0] | np.uint64(1))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dcp.arrays import FloatArray, IntArray
 from dcp.backends.search_level import Level
 from dcp.backends.search_places import Places
+from dcp.backends.search_random import scattered
 
 _ORDERS, _MOST_ITEMS = 128, 800_000
 """Orders that are compared at most, and items (computations; blocks by place) in all of them."""
@@ -66,7 +66,8 @@ def _runs(level: Level) -> int:
 def _orders(level: Level, seed: int, count: int) -> IntArray:
     """Orders of the runs, the first one that of the batch, [count, runs]."""
     runs = _runs(level)
-    rank = _scrambled(seed, count * runs).reshape(count, runs)
+    numbers = count * runs
+    rank = scattered(seed * numbers + 1, numbers).reshape(count, runs)
     rank[0] = np.arange(runs)
     return np.argsort(rank, axis=1, kind="stable")
 
@@ -117,13 +118,3 @@ def _excess(place: IntArray, size: IntArray, count: int, limit: float) -> FloatA
     key = (np.arange(deals)[:, None] * count + place).ravel()
     held = np.bincount(key, np.tile(size, deals), deals * count).reshape(deals, count)
     return np.asarray(np.maximum(held - limit, 0.0).sum(axis=1))
-
-
-def _scrambled(seed: int, count: int) -> npt.NDArray[np.uint64]:
-    """Random numbers, [count] (splitmix64, Steele et al. 2014)."""
-    step = 0x9E3779B97F4A7C15
-    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(step)
-    x += np.uint64(seed * count * step % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
