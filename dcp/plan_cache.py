@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import OrderedDict
-from dataclasses import is_dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from dcp.backend import Backend
+import msgspec
+import numpy as np
+
 from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
@@ -58,20 +61,41 @@ def request_digest(
     """SHA-256 of everything that decides a plan, in hex: values, not identities.
 
     Raises:
-        SpecError: a backend whose settings are not the fields of a dataclass.
+        SpecError: an option whose content cannot be read.
     """
     content = hashlib.sha256()
-    for name, value in options.items():
-        if isinstance(value, Backend) and not is_dataclass(value):
-            raise SpecError(
-                f"{name} is a {type(value).__name__}, whose settings cannot be read; make it a "
-                "dataclass, or name it by a request string"
-            )
     sides = (batch.is_cross, batch.q_lengths, batch.kv_lengths)
-    for part in (sides, heads, cluster, sorted(options.items(), key=lambda item: item[0])):
+    read = {name: _content(name, value) for name, value in sorted(options.items())}
+    for part in (sides, heads, cluster, read):
         content.update(repr(part).encode())
     for index in range(len(batch)):
         slices = batch.sequence_slices(index)
         content.update(len(slices).to_bytes(8, "little"))
         content.update(slices.tobytes())
     return content.hexdigest()
+
+
+def _content(name: str, value: Any) -> object:
+    """A value in lists and tuples of plain ones, whose repr leaves nothing of it out."""
+    kind = type(value)
+    parts: object
+    if kind is int:
+        parts = hex(value)  # of decimals, Python writes out so many only
+    elif value is None or isinstance(value, str | bytes | bool | float):
+        parts = repr(value)
+    elif isinstance(value, np.ndarray | np.generic):
+        parts = [value.dtype.str, value.shape, _content(name, value.tolist())]
+    elif isinstance(value, Mapping):
+        parts = [(_content(name, key), _content(name, each)) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [_content(name, each) for each in value]
+    elif dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
+        told = dataclasses if dataclasses.is_dataclass(value) else msgspec.structs
+        fields = [field.name for field in told.fields(value)]
+        parts = [(field, _content(name, getattr(value, field))) for field in fields]
+    else:
+        raise SpecError(
+            f"{name} is or holds a {kind.__qualname__}, whose content cannot be read; make it a "
+            "dataclass of plain values, or name a backend by a request string"
+        )
+    return kind.__module__, kind.__qualname__, parts

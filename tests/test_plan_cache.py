@@ -1,15 +1,44 @@
 """The plan cache serves repeats by content."""
 
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 
 import dcp
 from dcp.backends.paper_schedule import PaperSchedule
 from dcp.errors import SpecError
+from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 HEADS = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=8)
 CLUSTER = dcp.Cluster(devices_per_node=2)
 OPTIONS = {"block_size": 16, "partitioner": "greedy", "scheduler": "sequential"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDevice(Partitioner):
+    """All on one device; `table` stands for what a partitioner may be made of."""
+
+    name: ClassVar[str] = "one_device"
+
+    device: int = field(default=0, repr=False)
+    table: Any = None
+
+    def place(self, problem: PlacementProblem) -> Assignment:
+        counts = len(problem.token_tokens), len(problem.comp_q)
+        return Assignment(*(np.full(count, self.device) for count in counts))
+
+
+class OneDeviceOfAnotherModule(OneDevice):
+    """Of the same name elsewhere."""
+
+    def place(self, problem: PlacementProblem) -> Assignment:
+        return OneDevice(device=1).place(problem)
+
+
+OneDeviceOfAnotherModule.__module__ = "another"
+OneDeviceOfAnotherModule.__qualname__ = OneDevice.__qualname__
 
 
 def test_an_equal_batch_is_planned_once():
@@ -49,6 +78,34 @@ def test_whatever_decides_the_plan_is_part_of_the_key(change):
     cache.plan(**request)
     cache.plan(**(request | change))
     assert (cache.hits, cache.misses) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "other"),
+    [
+        (OneDevice(), OneDeviceOfAnotherModule()),
+        (OneDevice(), OneDevice(device=1)),
+        (
+            OneDevice(table=np.arange(2000)),
+            OneDevice(table=np.arange(2000) + (np.arange(2000) == 9)),
+        ),
+        (OneDevice(table={"inner": OneDevice()}), OneDevice(table={"inner": OneDevice(device=1)})),
+        (OneDevice(table=[1, "2"]), OneDevice(table=["1", 2])),
+        (OneDevice(table=dcp.Limits()), OneDevice(table=dcp.Limits(inter_node=0.3))),
+    ],
+    ids=["module", "field without repr", "long array", "nested backend", "types", "dataclass"],
+)
+def test_backends_are_told_apart_by_class_and_all_that_their_fields_hold(partitioner, other):
+    cache = dcp.PlanCache()
+    for each in (partitioner, other, partitioner, other):
+        cache.plan(dcp.Batch([50]), HEADS, CLUSTER, **OPTIONS | {"partitioner": each})
+    assert (cache.hits, cache.misses) == (2, 2)
+
+
+@pytest.mark.parametrize("table", [object(), [lambda: 0], {"inner": {1, 2}}])
+def test_what_cannot_be_told_apart_by_content_is_refused(table):
+    with pytest.raises(SpecError, match=r"partitioner is or holds a \w+, whose content"):
+        dcp.PlanCache().plan(dcp.Batch([5]), HEADS, CLUSTER, partitioner=OneDevice(table=table))
 
 
 def test_the_least_recently_used_plan_goes_first():
