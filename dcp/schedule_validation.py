@@ -186,7 +186,7 @@ class _Arrivals:
 
 def _check_inputs(ground: _Ground, schedule: Schedule) -> None:
     """Inputs: held where they are sent from, received once, and there before they are used."""
-    moves = _take(schedule.transfers, ~schedule.transfers.is_result)
+    moves = schedule.transfers.chosen(~schedule.transfers.is_result)
     _refuse(moves, moves.dst == ground.token_home[moves.block], "which is its home")
     received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
     order = row_order(received)
@@ -201,17 +201,6 @@ def _check_inputs(ground: _Ground, schedule: Schedule) -> None:
     for kind in QUERY_INPUTS[schedule.phase]:
         _check_use(ground, schedule, arrivals, kind, ground.blocks.comp_q)
     _check_use(ground, schedule, arrivals, KEY_INPUT, ground.blocks.comp_kv)
-
-
-def _take(transfers: Transfers, which: BoolArray) -> Transfers:
-    return Transfers(
-        kind=transfers.kind[which],
-        block=transfers.block[which],
-        group=transfers.group[which],
-        src=transfers.src[which],
-        dst=transfers.dst[which],
-        step=transfers.step[which],
-    )
 
 
 def _check_use(
@@ -239,7 +228,7 @@ def _check_results(ground: _Ground, schedule: Schedule, kind: Kind, block: IntAr
     earlier send of that rank has taken. Steps only grow along the way, so all deposits get home
     if each one that is not there is taken by a send.
     """
-    moves = _take(schedule.transfers, schedule.transfers.kind == kind)
+    moves = schedule.transfers.chosen(schedule.transfers.kind == kind)
     span = int(max(moves.step.max(initial=0), schedule.num_divisions)) + 2
     computed = ground.key(kind, block, ground.blocks.comp_group, ground.comp_device)
     received = ground.key(moves.kind, moves.block, moves.group, moves.dst)
