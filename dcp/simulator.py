@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +21,7 @@ from dcp.cost import (
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Attention, CommLaunch, Items, Program
-from dcp.profiling.ranges import ProgramRanges
-from dcp.profiling.trace import Flight, Range, Span, SpanKind, Trace
-from dcp.program_facts import Fact, facts_of, item_pairs, mask_areas
+from dcp.program_facts import Fact, InstructionKind, facts_of, item_pairs, mask_areas
 from dcp.scheduling import PHASE_RESULTS, PHASES, Phase
 from dcp.traffic import item_bytes
 
@@ -107,7 +104,7 @@ def _simulated(plan: ExecutionPlan, phase: Phase, cluster: Cluster) -> Simulated
 
 
 def _moving_seconds(
-    facts: list[list[Fact]], kind: SpanKind, steps: int, cluster: Cluster
+    facts: list[list[Fact]], kind: InstructionKind, steps: int, cluster: Cluster
 ) -> FloatArray:
     """Seconds of every division: each reduce or copy is a kernel."""
     seconds = np.zeros((len(facts), steps))
@@ -157,91 +154,3 @@ def _sums(blocks: BlockGraph, phase: Phase, items: Items) -> set[int]:
         for kind in PHASE_RESULTS[phase]
     ]
     return set(np.concatenate(places).tolist())
-
-
-# --- the timeline as a trace -----------------------------------------------------------------
-
-
-def simulated_trace(plan: ExecutionPlan, phases: list[SimulatedPhase]) -> Trace:
-    """Spans and flights of a simulation; each phase begins when the one before has ended."""
-    spans: list[Span] = []
-    flights: list[Flight] = []
-    start_s = 0.0
-    for simulated in phases:
-        spans += _spans(simulated, start_s)
-        flights += _flights(simulated, start_s)
-        start_s += simulated.total_s
-    return Trace(plan=plan.digest, spans=spans, flights=flights)
-
-
-def _spans(simulated: SimulatedPhase, start_s: float) -> Iterator[Span]:
-    timeline = simulated.timeline
-    for rank, facts in enumerate(simulated.facts):
-        ranges = ProgramRanges.of(facts)
-        end = timeline.end_s[rank, -1]
-        yield _span(simulated.phase, rank, ranges.phase, start_s, start_s + end)
-        for division, inside in ranges.divisions:
-            moments = _moments(timeline, rank, division.division, start_s)
-            times = moments["wait"][0], moments["copy"][1]
-            yield _span(simulated.phase, rank, division, *times)
-            for one in inside:
-                yield _span(simulated.phase, rank, one, *moments[one.kind])
-
-
-def _span(phase: Phase, rank: int, what: Range, begin_s: float, end_s: float) -> Span:
-    return Span(
-        rank=rank,
-        phase=phase,
-        run=0,
-        kind=what.kind,
-        division=what.division,
-        begin_ns=_ns(begin_s),
-        end_ns=_ns(end_s),
-        bytes=what.bytes,
-        pairs=what.pairs,
-    )
-
-
-def _moments(
-    timeline: Timeline, rank: int, division: int, start_s: float
-) -> dict[SpanKind, tuple[float, float]]:
-    """Begin and end of each kind of instruction in one division.
-
-    A launch packs its messages. They are unpacked between wait and reduce.
-    """
-    at = rank, division
-    wait, begin, launch, end = (
-        float(start_s + times[at])
-        for times in (timeline.wait_s, timeline.begin_s, timeline.launch_s, timeline.end_s)
-    )
-    computed = end - float(timeline.work.copy_s[at])
-    reduced = launch - float(timeline.pack_s[at])
-    return {
-        "wait": (wait, begin),
-        "reduce": (begin + float(timeline.unpack_s[at]), reduced),
-        "launch": (reduced, launch),
-        "attention": (launch, computed),
-        "copy": (computed, end),
-    }
-
-
-def _flights(simulated: SimulatedPhase, start_s: float) -> Iterator[Flight]:
-    timeline, messages = simulated.timeline, simulated.timeline.messages
-    columns = (messages.src, messages.dst, messages.step, messages.message_bytes)
-    times = (timeline.sent_s, timeline.arrived_s)
-    rows = (column.tolist() for column in (*columns, *times))
-    for src, dst, step, size, sent, arrived in zip(*rows, strict=True):
-        yield Flight(
-            src=src,
-            dst=dst,
-            phase=simulated.phase,
-            run=0,
-            division=step,
-            begin_ns=_ns(start_s + sent),
-            end_ns=_ns(start_s + arrived),
-            bytes=size,
-        )
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

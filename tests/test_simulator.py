@@ -17,10 +17,11 @@ from dcp.cost import Timeline
 from dcp.errors import SpecError
 from dcp.estimation import EventModel
 from dcp.profiling.decomposition import decompose
+from dcp.profiling.simulated import simulated_trace
 from dcp.profiling.trace import GROUPS, runs_of
 from dcp.program_facts import facts_of
 from dcp.scheduling import Schedule, SchedulingProblem
-from dcp.simulator import programs_of, simulate_plan, simulated_trace
+from dcp.simulator import programs_of, simulate_plan
 
 SPEC = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=64)
 BATCH = dcp.Batch([2100, 0, 700, 30, 1])

@@ -27,9 +27,10 @@ from dcp.profiling.accuracy import compare_traces
 from dcp.profiling.chrome import chrome_trace, write_chrome_trace
 from dcp.profiling.decomposition import decompose
 from dcp.profiling.flights import measured_trace
+from dcp.profiling.simulated import simulated_trace
 from dcp.profiling.trace import Trace
 from dcp.runtime import tracing
-from dcp.simulator import messages_of, simulate_plan, simulated_trace
+from dcp.simulator import messages_of, simulate_plan
 
 moments = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 

@@ -120,7 +120,8 @@ def _measured(
 
 def _simulated(plan: ExecutionPlan) -> Trace:
     """The plan on the preset `local`, whatever cluster it is made for."""
-    from dcp.simulator import simulate_plan, simulated_trace
+    from dcp.profiling.simulated import simulated_trace
+    from dcp.simulator import simulate_plan
 
     made_for = plan.cluster
     local = Cluster.preset(

@@ -14,7 +14,8 @@ from dcp.cli.profile_tables import LEGEND, parts_json, parts_table, plan_line, w
 from dcp.cli.tables import cluster_text
 from dcp.profiling.chrome import write_chrome_trace
 from dcp.profiling.decomposition import decompose
-from dcp.simulator import simulate_plan, simulated_trace
+from dcp.profiling.simulated import simulated_trace
+from dcp.simulator import simulate_plan
 
 
 @with_groups
