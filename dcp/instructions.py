@@ -77,6 +77,7 @@ KIND_OF = {
     for table in (HOME_INPUT, HOME_OUTPUT, ACCUMULATOR, ARRIVAL)
     for kind, buffer in table.items()
 }
+KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
 
 
 def _record(*names: str) -> np.dtype[np.void]:

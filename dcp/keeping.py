@@ -18,7 +18,7 @@ from dcp.cluster import Cluster
 from dcp.instructions import (
     ARRIVAL,
     KEPT_ITEM,
-    KIND_OF,
+    KIND_OF_BUFFER,
     SLOT,
     Attention,
     Buffer,
@@ -34,7 +34,6 @@ from dcp.scheduling import Schedule
 from dcp.slot_table import offsets_within
 
 _CHOICES = ((), (Kind.KV,), (Kind.Q,), (Kind.Q, Kind.KV))
-_KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
 # Fields of attention items that name slots of inputs, their kinds, and the fields of their blocks.
 _INPUTS = (("q", Kind.Q, "q_block"), ("kv", Kind.KV, "kv_block"))
 
@@ -152,7 +151,7 @@ class _Kept:
         order = row_order(buffer, step, group, block)
         order = order[np.isin(buffer[order], buffers)]
         buffer, block, group = buffer[order], block[order], group[order]
-        kind = _KIND_OF_BUFFER[buffer]
+        kind = KIND_OF_BUFFER[buffer]
         slots = np.zeros(len(order), dtype=SLOT)
         slots["buffer"], slots["group"] = buffer, -1
         heads = np.where(kind == Kind.Q, blocks.groups.q_count[group], 1)
@@ -247,7 +246,7 @@ class _Places:
     def _moving(self, items: Items, *fields: str) -> Items:
         new = items.copy()
         for field in fields:
-            kinds = _KIND_OF_BUFFER[self.buffer[items[field]]]
+            kinds = KIND_OF_BUFFER[self.buffer[items[field]]]
             new[field] = self._slots(items[field], kinds, items["block"], items["group"])
         return new
 

@@ -7,14 +7,12 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
-from dcp.instructions import KIND_OF, MESSAGE_ITEM, Buffer, CommLaunch, Items, Program
-
-_KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer])
+from dcp.instructions import KIND_OF_BUFFER, MESSAGE_ITEM, CommLaunch, Items, Program
 
 
 def item_bytes(blocks: BlockGraph, program: Program, items: Items, slot: str = "slot") -> IntArray:
     """Bytes on the wire of what a slot of each item of a program holds, [items]."""
-    kinds = _KIND_OF_BUFFER[program.slots["buffer"][items[slot]]]
+    kinds = KIND_OF_BUFFER[program.slots["buffer"][items[slot]]]
     bytes_of: IntArray = blocks.data_bytes[kinds, items["block"], items["group"]]
     return bytes_of
 

@@ -19,6 +19,7 @@ from dcp.instructions import (
     HOME_INPUT,
     HOME_OUTPUT,
     KEPT_ITEM,
+    KIND_OF_BUFFER,
     MESSAGE_ITEM,
     REDUCE_ITEM,
     Attention,
@@ -35,7 +36,7 @@ from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Ph
 from dcp.verification.facts import Facts
 from dcp.verification.faults import Site
 from dcp.verification.mask_proof import wrong_masks
-from dcp.verification.slot_check import KIND_OF_BUFFER, NOT_HOME, check_slots
+from dcp.verification.slot_check import NOT_HOME, check_slots
 
 ATTENTION_ITEM: dict[Phase, np.dtype[np.void]] = {
     "forward": FORWARD_ITEM,

@@ -18,7 +18,6 @@ from dcp.verification.facts import KEY_KINDS, Facts
 from dcp.verification.faults import Site
 
 NOT_HOME = -1
-KIND_OF_BUFFER = np.array([KIND_OF[buffer] for buffer in Buffer], dtype=np.int64)
 
 
 def check_slots(facts: Facts, site: Site, program: Program, home_blocks: IntArray) -> IntArray:
