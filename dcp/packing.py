@@ -19,11 +19,11 @@ def pack_longest_first(weights: IntArray, bins: int) -> IntArray:
     At most 4/3 − 1/(3·bins) of the optimum (Graham 1969, longest processing time first).
     """
     where = np.zeros(len(weights), dtype=np.int64)
-    loads = [(0, index) for index in range(bins)]
+    emptiest = [(0, index) for index in range(bins)]
     for item in np.argsort(-weights, kind="stable").tolist():
-        load, index = loads[0]
+        load, index = emptiest[0]
         where[item] = index
-        heapq.heapreplace(loads, (load + int(weights[item]), index))
+        heapq.heapreplace(emptiest, (load + int(weights[item]), index))
     return where
 
 
