@@ -10,9 +10,9 @@ import pytest
 from command_line import BROKEN, SMALL, run
 
 import dcp
+from dcp.cli.mask_requests import CONSTRUCTORS, make_mask
 from dcp.cli.options import read_cluster, read_heads, read_limits
 from dcp.errors import MaskError, SpecError
-from dcp.mask_requests import CONSTRUCTORS, make_mask
 
 LONG_NUMBER = "9" * 5000
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from dcp.batch import DTYPE_BYTES, AttentionSpec, Batch
+from dcp.cli.mask_requests import forms, make_mask
 from dcp.cluster import PRESETS, Cluster
 from dcp.comparison import Setting
 from dcp.errors import SpecError
-from dcp.mask_requests import forms, make_mask
 from dcp.placement import Limits
 from dcp.workloads import Workload, load
 
