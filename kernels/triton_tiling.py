@@ -64,7 +64,7 @@ def tiling(dtype: torch.dtype, head_dim: int, *, backward: bool) -> Tiling:
 
 
 def attention_constants(tile: Tiling, head_dim: int, scale: float) -> dict[str, float]:
-    """Numbers and compile-time constants of the forward kernel."""
+    """Numbers and compile-time constants of the attention kernels, forward and backward."""
     return {
         "scale_log2": scale * _LOG2E,
         "HEAD_DIM": head_dim,

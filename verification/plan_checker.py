@@ -12,12 +12,12 @@ from dcp.blocks import BlockGraph
 from dcp.errors import PlanCheckError
 from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Assignment, PlacementProblem, evaluate
-from dcp.scheduling import Phase
+from dcp.scheduling import PHASE_RESULTS, Phase
 from dcp.verification.facts import Facts, derive_facts
 from dcp.verification.faults import Site
 from dcp.verification.kept_check import check_kept
 from dcp.verification.message_check import Traffic, check_launch_order, check_messages
-from dcp.verification.program_check import RESULT_KINDS, CheckedProgram, check_program
+from dcp.verification.program_check import CheckedProgram, check_program
 from dcp.verification.simulation import Simulated, missing_result, simulate
 from dcp.verification.slot_check import check_memory
 
@@ -162,7 +162,7 @@ def _check_phase(plan: ExecutionPlan, facts: Facts, phase: Phase) -> tuple[Traff
     for one, rank in zip(programs, plan.ranks, strict=True):
         check_launch_order(one.site)
         check_memory(one.site, rank.program(phase))
-    for kind in RESULT_KINDS[phase]:
+    for kind in PHASE_RESULTS[phase]:
         missing = missing_result(facts, kind, simulated.results)
         if missing is not None:
             site = programs[int(plan.placement.token_home[missing[0]])].site

@@ -32,7 +32,7 @@ from dcp.instructions import (
     Program,
     Reduce,
 )
-from dcp.scheduling import KEY_INPUT, KEY_RESULT, QUERY_INPUTS, QUERY_RESULT, Phase
+from dcp.scheduling import KEY_INPUT, PHASE_RESULTS, QUERY_INPUTS, Phase
 from dcp.verification.facts import Facts
 from dcp.verification.faults import Site
 from dcp.verification.mask_proof import wrong_masks
@@ -57,10 +57,6 @@ INPUT_FIELDS: dict[Phase, dict[str, tuple[Kind, str]]] = {
 SUM_FIELDS: dict[Phase, dict[str, tuple[Kind, str]]] = {
     "forward": {"out": (Kind.O, "q_block")},
     "backward": {"dq": (Kind.DQ, "q_block"), "dkv": (Kind.DKV, "kv_block")},
-}
-RESULT_KINDS: dict[Phase, tuple[Kind, ...]] = {
-    "forward": (QUERY_RESULT["forward"],),
-    "backward": (QUERY_RESULT["backward"], KEY_RESULT),
 }
 
 
@@ -113,7 +109,7 @@ def check_program(
     """
     home_content = check_slots(facts, site, program, home_blocks)
     _check_mask_table(site, program)
-    phase, results = site.phase, RESULT_KINDS[site.phase]
+    phase, results = site.phase, PHASE_RESULTS[site.phase]
     attention = _gather(site, Attention, "items", ATTENTION_ITEM[phase])
     reduce = _gather(site, Reduce, "items", REDUCE_ITEM)
     copy = _gather(site, Copy, "items", COPY_ITEM)
