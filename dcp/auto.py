@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from dcp.errors import SpecError
-from dcp.estimation import EventModel
 from dcp.placement import Partitioner
 from dcp.planning_job import Candidate, PlanningJob, backend_of
-from dcp.scheduling import Scheduler
+from dcp.scheduling import EventModel, Scheduler
 from dcp.selection import Winner
 
 logger = logging.getLogger("dcp")

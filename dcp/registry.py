@@ -40,7 +40,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "allgather": "dcp.baselines.allgather:AllGather",
     },
     "cost_models": {
-        "event": "dcp.estimation:EventModel",
+        "event": "dcp.scheduling:EventModel",
     },
     "kernels": {
         "torch": "dcp.kernels.torch_flash:TorchFlash",

@@ -1,4 +1,4 @@
-"""When blocks are computed and sent: the scheduler's problem, its answer, and its validation.
+"""When blocks are computed and sent: the scheduler's problem, its answer, and how long it takes.
 
 One rule of time holds for every scheme. Divisions 0 … n-1 hold computation blocks. A transfer of
 step s is launched when division s-1 begins, before its work, and has arrived before division s
@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -24,7 +24,17 @@ from dcp.arrays import BoolArray, FloatArray, IntArray
 from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
-from dcp.cost import Timeline, attention_seconds
+from dcp.cost import (
+    Messages,
+    Timeline,
+    Work,
+    attention_seconds,
+    in_kernels,
+    memory_seconds,
+    rewriting_seconds,
+    simulate,
+    summed,
+)
 from dcp.ordering import row_order
 from dcp.sums import Sums
 
@@ -107,10 +117,38 @@ class CostModel(Backend):
         """Play a schedule through. Pure: equal arguments give equal timelines."""
 
 
-def _event_model() -> CostModel:
-    from dcp.estimation import EventModel  # stands above this room
+@dataclass(frozen=True, kw_only=True)
+class EventModel(CostModel):
+    """Compute rates, shared links and ranks that wait, event by event; see `dcp.cost`."""
 
-    return EventModel()
+    name: ClassVar[str] = "event"
+
+    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
+        """Play a schedule through."""
+        device, moved = problem.cluster.device, schedule.transfers
+        moved_bytes = moved.bytes_of(problem.blocks)
+        steps = max(schedule.num_divisions, int(moved.step.max(initial=0)) + 1)
+        shape = (problem.cluster.num_devices, steps)
+        merged = np.flatnonzero(moved.is_result)
+        work = Work(
+            reduce_s=in_kernels(
+                device,
+                summed(
+                    memory_seconds(device, moved_bytes[merged]),
+                    moved.dst[merged],
+                    moved.step[merged],
+                    shape,
+                ),
+            ),
+            attention_s=in_kernels(
+                device,
+                summed(problem.comp_s, problem.comp_device, schedule.comp_division, shape)
+                + _continuing_seconds(problem, schedule, shape),
+            ),
+            copy_s=in_kernels(device, _final_copies(problem, shape)),
+        )
+        messages = Messages.joined(moved.src, moved.dst, moved.step, moved_bytes)
+        return simulate(work, messages, problem.cluster)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +168,7 @@ class SchedulingProblem:
     comp_device: IntArray
     cluster: Cluster
     phase: Phase
-    cost_model: CostModel = field(default_factory=_event_model)
+    cost_model: CostModel = field(default_factory=EventModel)
 
     @cached_property
     def comp_s(self) -> FloatArray:
@@ -162,3 +200,22 @@ class Scheduler(Backend):
     @abstractmethod
     def schedule(self, problem: SchedulingProblem) -> Schedule:
         """Answer a problem. Pure: equal problems give equal answers."""
+
+
+def _continuing_seconds(
+    problem: SchedulingProblem, schedule: Schedule, shape: tuple[int, int]
+) -> FloatArray:
+    """Seconds of every division for sums that its device has begun in an earlier one."""
+    total = np.zeros(shape)
+    for sums in problem.sums:
+        number, division = sums.continued(schedule.comp_division, shape[1])
+        seconds = rewriting_seconds(problem.cluster.device, sums.accumulator_bytes[number])
+        total += summed(seconds, sums.device[number], division, shape)
+    return total
+
+
+def _final_copies(problem: SchedulingProblem, shape: tuple[int, int]) -> FloatArray:
+    """Seconds to copy results to their homes, all taken to become final in the last step."""
+    result_bytes = problem.blocks.data_bytes[QUERY_RESULT[problem.phase]].sum(axis=1)
+    seconds = memory_seconds(problem.cluster.device, result_bytes)
+    return summed(seconds, problem.token_home, np.full(len(seconds), shape[1] - 1), shape)

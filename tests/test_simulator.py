@@ -15,12 +15,11 @@ import dcp
 from dcp.cli import app
 from dcp.cost import Timeline
 from dcp.errors import SpecError
-from dcp.estimation import EventModel
 from dcp.profiling.decomposition import decompose
 from dcp.profiling.simulated import simulated_trace
 from dcp.profiling.trace import GROUPS, runs_of
 from dcp.program_facts import facts_of
-from dcp.scheduling import Schedule, SchedulingProblem
+from dcp.scheduling import EventModel, Schedule, SchedulingProblem
 from dcp.simulator import programs_of, simulate_plan
 
 SPEC = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=64)
