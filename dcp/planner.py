@@ -66,21 +66,7 @@ def plan(
     """
     started = time.perf_counter()
     asked = Limits() if limits is None else limits
-    for name, value, kind in (
-        ("batch", batch, Batch),
-        ("heads", heads, AttentionSpec),
-        ("cluster", cluster, Cluster),
-        ("limits", asked, Limits),
-    ):
-        if not isinstance(value, kind):
-            raise SpecError(f"{name} is {shown(value)}; give a dcp.{kind.__name__}")
-    if keep_bytes is not None and not (type(keep_bytes) is int and keep_bytes >= 0):
-        raise SpecError(
-            f"keep_bytes is {shown(keep_bytes)}; give a whole number of bytes, 0 or more, or None "
-            "for no limit"
-        )
-    if selection is not None and not isinstance(selection, SelectionTable):
-        raise SpecError(f"selection is {shown(selection)}; give a dcp.SelectionTable, or None")
+    _check_arguments(batch, heads, cluster, asked, keep_bytes, selection)
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
     request = BaselineRequest(
         batch=batch, spec=heads, cluster=cluster, block_size=size, keep_bytes=keep_bytes
@@ -109,3 +95,28 @@ def plan(
         backward_estimate=best.backward,
         planning_s=time.perf_counter() - started,
     )
+
+
+def _check_arguments(
+    batch: Batch,
+    heads: AttentionSpec,
+    cluster: Cluster,
+    limits: Limits,
+    keep_bytes: int | None,
+    selection: SelectionTable | None,
+) -> None:
+    for name, value, kind in (
+        ("batch", batch, Batch),
+        ("heads", heads, AttentionSpec),
+        ("cluster", cluster, Cluster),
+        ("limits", limits, Limits),
+    ):
+        if not isinstance(value, kind):
+            raise SpecError(f"{name} is {shown(value)}; give a dcp.{kind.__name__}")
+    if keep_bytes is not None and not (type(keep_bytes) is int and keep_bytes >= 0):
+        raise SpecError(
+            f"keep_bytes is {shown(keep_bytes)}; give a whole number of bytes, 0 or more, or None "
+            "for no limit"
+        )
+    if selection is not None and not isinstance(selection, SelectionTable):
+        raise SpecError(f"selection is {shown(selection)}; give a dcp.SelectionTable, or None")
