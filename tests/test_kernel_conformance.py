@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +132,27 @@ def test_the_suite_finds_a_fault(fault: str, dtype: str) -> None:
         except AssertionError:
             failed.append(check.name)
     assert failed
+
+
+_WITHOUT_ASSERTS = """
+from dcp.kernels.torch_flash import TorchFlash
+from dcp.verification import kernel_conformance
+
+class Lazy(TorchFlash):
+    def merge(self, *arguments):
+        pass
+
+for check in kernel_conformance.checks(["float32"]):
+    if "merge" in check.name:
+        check.run(Lazy())
+"""
+
+
+def test_faults_are_found_also_where_python_leaves_assert_statements_out() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", _WITHOUT_ASSERTS], capture_output=True, text=True, timeout=240
+    )
+    assert "AssertionError: " in done.stderr
 
 
 class Lossy(BlockByBlock):

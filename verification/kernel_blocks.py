@@ -12,7 +12,7 @@ from dcp.batch import AttentionSpec, Batch
 from dcp.kernel_interface import BlockMask, Kernel, accumulator_dtype
 from dcp.masks import Mask
 from dcp.runtime.dtypes import DTYPES
-from dcp.verification.tolerances import error_budgets, max_error
+from dcp.verification.tolerances import error_budgets, max_error, require
 
 Tensors = tuple[Tensor, ...]
 
@@ -92,8 +92,8 @@ def row_sums(dout: Tensor, out: Tensor) -> Tensor:
 def assert_result(block: Block, like: Tensor, result: Tensor) -> None:
     """Assert that a result has the shape of a tensor, and its dtype or that of its accumulator."""
     legal = (like.dtype, accumulator_dtype(like.dtype))
-    assert result.shape == like.shape, f"{tuple(result.shape)}, not {tuple(like.shape)}: {block}"
-    assert result.dtype in legal, f"{result.dtype} is none of {legal}: {block}"
+    require(result.shape == like.shape, f"{tuple(result.shape)}, not {tuple(like.shape)}: {block}")
+    require(result.dtype in legal, f"{result.dtype} is none of {legal}: {block}")
 
 
 def assert_within_budget(block: Block, inputs: Tensors, results: dict[str, Tensor]) -> None:
@@ -103,7 +103,7 @@ def assert_within_budget(block: Block, inputs: Tensors, results: dict[str, Tenso
     for name, result in results.items():
         budget = budgets[name] + floors[name]
         error = max_error(result.cpu(), expected[name])
-        assert error <= budget, f"{name} is off by {error:.3g}, budget {budget:.3g}: {block}"
+        require(error <= budget, f"{name} is off by {error:.3g}, budget {budget:.3g}: {block}")
 
 
 def _floors(block: Block, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, float]:

@@ -92,6 +92,16 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return [x.transpose(0, 1)[None] for x in (q, k, v)]
 
 
+def require(holds: bool, fault: str) -> None:
+    """Assert what suites promise, also where Python leaves assert statements out.
+
+    Raises:
+        AssertionError: it does not hold; says what is wrong.
+    """
+    if not holds:
+        raise AssertionError(fault)
+
+
 def max_error(actual: Tensor, expected: Tensor) -> float:
     """Largest |actual − expected|; inf where one is NaN or not finite and the other differs."""
     if actual.shape != expected.shape:
