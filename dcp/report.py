@@ -31,6 +31,8 @@ class PlanReport:
         planning_s: Seconds that planning took.
         forward_s, backward_s: Simulated time.
         exposed_comm_s: Simulated wait for messages, forward and backward, mean over ranks.
+        overlapped_comm_s: In the same way, messages on their way while a rank does not wait.
+        idle_s: In the same way, from a rank's end to the last rank's.
         buffer_bytes: Memory of arenas and messages in flight, most over ranks and phases.
         kept_bytes: Part of it that is kept from forward until backward, most over ranks.
     """
@@ -50,6 +52,8 @@ class PlanReport:
     forward_s: float
     backward_s: float
     exposed_comm_s: float
+    overlapped_comm_s: float
+    idle_s: float
     buffer_bytes: int
     kept_bytes: int
 
@@ -86,6 +90,8 @@ def report_on(
         forward_s=forward.total_s,
         backward_s=backward.total_s,
         exposed_comm_s=forward.exposed_comm_s + backward.exposed_comm_s,
+        overlapped_comm_s=forward.overlapped_comm_s + backward.overlapped_comm_s,
+        idle_s=forward.idle_s + backward.idle_s,
         buffer_bytes=max(program_bytes(blocks, program) for program in programs),
         kept_bytes=max(kept_bytes(blocks, rank.backward) for rank in ranks),
     )

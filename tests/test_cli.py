@@ -104,7 +104,15 @@ def test_the_plan_report_shows_every_figure(lengths: Path) -> None:
     ).report()
     assert found["plan"]["comm_bytes"] == report.comm_bytes
     text = run(*asked).stdout
-    for name in ("digest", "compute imbalance", "feasible", "planning", "lower bound"):
+    for name in (
+        "digest",
+        "compute imbalance",
+        "feasible",
+        "planning",
+        "lower bound",
+        "idle",
+        "overlapped comm",
+    ):
         assert name in text
 
 

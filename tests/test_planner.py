@@ -168,6 +168,13 @@ def test_the_report_measures_what_the_programs_move():
     assert report.buffer_bytes > 0
 
 
+def test_the_report_sums_up_the_simulated_time_of_both_phases():
+    made = plan(dcp.Batch([400, 64, 4]), baseline="ring")
+    for name in ("exposed_comm_s", "overlapped_comm_s", "idle_s"):
+        phases = getattr(made.forward_estimate, name), getattr(made.backward_estimate, name)
+        assert getattr(made.report(), name) == sum(phases) > 0
+
+
 def test_one_device_sends_nothing():
     report = plan(cluster=dcp.Cluster(devices_per_node=1)).report()
     assert report.comm_bytes == report.volume_bytes == report.lower_bound_bytes == 0

@@ -28,7 +28,6 @@ class PlanProof:
 
     Attributes:
         ranks: Ranks whose programs were followed.
-        token_blocks: Token blocks, each with one home.
         computations: Computation blocks, each done exactly once forward and once backward.
         allowed_pairs: Allowed (query, key) positions in them, a query head.
         results: O, dQ and dKV blocks that reached their homes with exactly their contributions.
@@ -37,7 +36,6 @@ class PlanProof:
     """
 
     ranks: int
-    token_blocks: int
     computations: int
     allowed_pairs: int
     results: int
@@ -93,7 +91,6 @@ def _proven(plan: ExecutionPlan) -> PlanProof:
     _check_report(plan, forward, backward)
     return PlanProof(
         ranks=len(plan.ranks),
-        token_blocks=facts.num_blocks,
         computations=len(facts.pair_q) * facts.num_groups,
         allowed_pairs=int(facts.pair_area.sum()),
         results=len(given.simulated.results) + len(taken.simulated.results),

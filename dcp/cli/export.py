@@ -30,6 +30,8 @@ _MEANS = (
     "forward_s",
     "backward_s",
     "exposed_comm_s",
+    "overlapped_comm_s",
+    "idle_s",
 )
 _LARGEST = ("compute_imbalance", "token_imbalance", "buffer_bytes")
 
