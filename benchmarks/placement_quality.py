@@ -1,11 +1,10 @@
 """Bytes of our placements beside those of the solvers' placements.
 
-    python benchmarks/placement_quality.py batches.json --solvers
-    python benchmarks/placement_quality.py batches.json --paper-limits --solvers --most 8
-    python benchmarks/placement_quality.py batches.json \
-        --partitioner local_search:inter_weight=16 --budget 8
+    python benchmarks/placement_quality.py --solvers
+    python benchmarks/placement_quality.py --paper-limits --solvers --most 8
+    python benchmarks/placement_quality.py --partitioner local_search:inter_weight=16 --budget 8
 
-`batches.json` is {"families": {name: [lengths, ...]}}. A cell is total MB / MB between nodes
+Batches are those of data/batches.json, or of another file of its form. A cell is total MB / MB between nodes
 (each node that needs a data block counted once) / the same counted for each device; "!" marks
 cells with placements outside a limit, and how many. Forward bytes, means over the batches of a
 family. Times are CPU milliseconds of this process and its children.
@@ -14,7 +13,6 @@ family. Times are CPU milliseconds of this process and its children.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
-from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
+from planning_setting import BATCHES, CLUSTERS, HEADS, MASKS, cpu_s, families_of
 from rich.console import Console
 from rich.table import Table
 from tidy import Measurement, write_csv
@@ -99,7 +97,7 @@ def measured(results: Sequence[Result], setting: dict[str, object]) -> list[Meas
 
 
 def main(
-    batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
+    batches: Annotated[Path, typer.Argument(show_default="data/batches.json")] = BATCHES,
     partitioner: Annotated[str, typer.Option(help="ours")] = "local_search",
     block_size: Annotated[int, typer.Option()] = 2048,
     budget: Annotated[float, typer.Option(help="effort of ours")] = 1.0,
@@ -109,7 +107,7 @@ def main(
     csv: Annotated[Path | None, typer.Option(help="also write the figures there, tidy")] = None,
 ) -> None:
     """Print one row for each family, cluster and mask."""
-    families = json.loads(batches.read_text())["families"]
+    families = families_of(batches)
     limits = Limits() if paper_limits else TIGHT
     others = [name for name in ("kahypar", "mtkahypar") if solvers and find_spec(name)]
     table = Table(title=f"MB forward, blocks of {block_size}, {limits}")

@@ -1,9 +1,11 @@
-"""What the planning benchmarks have in common: clusters, masks, heads, and CPU time."""
+"""What the planning benchmarks have in common: batches, clusters, masks, heads, and CPU time."""
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import dcp
 
@@ -18,6 +20,14 @@ MASKS: dict[str, Callable[[], dcp.masks.Mask]] = {
     "question": lambda: dcp.masks.shared_question(question_fraction=0.2, answers=4),
 }
 HEADS = dcp.AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
+
+BATCHES = Path(__file__).parent / "data" / "batches.json"
+
+
+def families_of(batches: Path) -> dict[str, list[list[int]]]:
+    """Batches of every family, each a list of lengths."""
+    families: dict[str, list[list[int]]] = json.loads(batches.read_text())["families"]
+    return families
 
 
 def cpu_s() -> float:

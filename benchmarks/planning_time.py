@@ -1,16 +1,15 @@
 """Time of whole planning, stage by stage, over a file of batches.
 
-    python benchmarks/planning_time.py batches.json --solvers
+    python benchmarks/planning_time.py --solvers
 
 Medians of CPU time on one core, in milliseconds: a batch is planned once to warm caches up, then
-measured. `batches.json` is {"families": {name: [lengths, ...]}}. Plans by the KaHyPar and
+measured. Batches are those of data/batches.json, or of another file of its form. Plans by the KaHyPar and
 Mt-KaHyPar partitioners are timed in the same run; a child process counts with its CPU time.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from planning_setting import CLUSTERS, HEADS, MASKS, cpu_s
+from planning_setting import BATCHES, CLUSTERS, HEADS, MASKS, cpu_s, families_of
 from rich.console import Console
 from rich.table import Table
 from tidy import Measurement, write_csv
@@ -84,7 +83,7 @@ def plan_whole(batch: dcp.Batch, cluster: dcp.Cluster, **options: Any) -> dict[s
 
 
 def main(
-    batches: Annotated[Path, typer.Argument(help='{"families": {name: [lengths, ...]}}')],
+    batches: Annotated[Path, typer.Argument(show_default="data/batches.json")] = BATCHES,
     partitioner: Annotated[str, typer.Option(help="ours")] = "local_search",
     block_size: Annotated[list[int] | None, typer.Option(help="repeatable")] = None,
     solvers: Annotated[bool, typer.Option(help="time KaHyPar and Mt-KaHyPar too")] = False,
@@ -92,7 +91,7 @@ def main(
     csv: Annotated[Path | None, typer.Option(help="also write the times there, tidy")] = None,
 ) -> None:
     """Print medians over batches, clusters and masks."""
-    families = json.loads(batches.read_text())["families"]
+    families = families_of(batches)
     lengths = [one for family in families.values() for one in family[:most]]
     console = Console(width=120)
     table = Table(title=f"CPU ms on one core, median over {len(lengths)} batches")

@@ -17,10 +17,11 @@ from dcp.cutting import cut
 from dcp.packing import tightest_load
 from dcp.placement import Assignment, Limits, PlacementProblem
 
-# Lengths of 131072 tokens each, drawn to follow long-context training sets (see the names).
-BATCHES: dict[str, list[int]] = json.loads(
-    (Path(__file__).parent / "data" / "batches.json").read_text()
-)
+# The first batch of every family, 131072 tokens.
+_FAMILIES = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "batches.json"
+BATCHES: dict[str, list[int]] = {
+    name: batches[0] for name, batches in json.loads(_FAMILIES.read_text())["families"].items()
+}
 GQA = AttentionSpec(num_q_heads=8, num_kv_heads=2, head_dim=128)
 EIGHT_BY_TWO = Cluster(nodes=8, devices_per_node=2)
 FOUR_BY_EIGHT = Cluster(nodes=4, devices_per_node=8)
