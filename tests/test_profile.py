@@ -75,6 +75,8 @@ def test_clocks_of_ranks_are_brought_together(tmp_path: Path) -> None:
         (("--kernel", "magic"), "error: no kernel is named 'magic'; there are: torch"),
         (("--tokens", 100), "one or the other"),
         (("--nsys", "--export", "a.sqlite"), "leave --nsys out"),
+        (("--kernel", "torch", "--export", "a.sqlite"), "leave --kernel out"),
+        (("--iterations", 5, "--export", "a.sqlite"), "leave --iterations out"),
     ],
 )
 def test_illegal_requests_are_refused(
@@ -83,6 +85,13 @@ def test_illegal_requests_are_refused(
     result = run("profile", plan_file, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_an_export_without_its_plan_is_refused() -> None:
+    result = run("profile", "--export", "a.sqlite")
+    assert result.exit_code == 2
+    assert "give the plan file that ran" in result.stderr
+    assert "leave" not in result.stderr
 
 
 def test_more_ranks_than_processes_are_refused(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ from dcp.profiling.chrome import write_chrome_trace
 from dcp.profiling.decomposition import Decomposition, decompose
 from dcp.profiling.trace import Trace
 
+_ITERATIONS = 5
+_KERNEL = "torch"
+
 BOUND = """\
 A message counts as under way until it is waited for, so overlapped is an upper
 bound where ranks were processes, and exact where NCCL's kernels were seen."""
@@ -45,12 +48,21 @@ def profile(
         ),
     ] = None,
     iterations: Annotated[
-        int, typer.Option(help="Forward and backward passes, after one to warm up.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            help=f"Forward and backward passes, after one to warm up. Default: {_ITERATIONS}.",
+            show_default=False,
+        ),
+    ] = None,
     trace: Annotated[Path, typer.Option(help="Chrome trace to write, for Perfetto.")] = Path(
         "dcp-profile.json"
     ),
-    kernel: Annotated[str, typer.Option(help="Kernel, NAME or NAME:OPTION=VALUE,...")] = "torch",
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Kernel, NAME or NAME:OPTION=VALUE,... Default: {_KERNEL}.", show_default=False
+        ),
+    ] = None,
     nsys: Annotated[
         bool, typer.Option("--nsys", help="Run under Nsight Systems, and read what it has seen.")
     ] = False,
@@ -74,7 +86,11 @@ def profile(
 ) -> None:
     """Run a plan on local processes, one a device, and show where the time goes."""
     check_writable(trace)
-    _check(plan, iterations, nsys, export, against)
+    if export is not None:
+        _check_export(plan, iterations, kernel, nsys)
+    iterations = _ITERATIONS if iterations is None else iterations
+    kernel = _KERNEL if kernel is None else kernel
+    _check(iterations, against)
     if export is None:
         registry.create("kernels", kernel)  # refuses in one line what every rank would refuse
     chosen = plan_source.plan_from(plan, request, choice, options.RUN_DEFAULTS)
@@ -91,17 +107,21 @@ def profile(
         _print(chosen, found, accuracy, trace, _how(chosen, iterations, nsys, export))
 
 
-def _check(
-    plan: Path | None, iterations: int, nsys: bool, export: Path | None, against: str | None
+def _check_export(
+    plan: Path | None, iterations: int | None, kernel: str | None, nsys: bool
 ) -> None:
+    given = {"--iterations": iterations is not None, "--kernel": kernel is not None, "--nsys": nsys}
+    idle = [name for name, is_given in given.items() if is_given]
+    if plan is None or idle:
+        leave = f", and leave {' and '.join(idle)} out" if idle else ""
+        raise SpecError(f"--export reads a run that is over: give the plan file that ran{leave}")
+
+
+def _check(iterations: int, against: str | None) -> None:
     if iterations < 1:
         raise SpecError(f"--iterations {iterations} was given; give 1 or more")
     if against not in (None, "simulation"):
         raise SpecError(f"--against {against} was given; legal: simulation")
-    if export is not None and (nsys or plan is None):
-        raise SpecError(
-            "--export reads a run that is over: give the plan file that ran, and leave --nsys out"
-        )
 
 
 def _measured(
