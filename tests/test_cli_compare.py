@@ -74,6 +74,17 @@ def test_nothing_is_best_where_no_strategy_keeps_the_limits(lengths: Path) -> No
     assert "the fastest static scheme, ring (which is infeasible)" in text
 
 
+def test_the_winners_of_a_selection_stand_in_the_document_too(
+    lengths: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "selection.json"
+    asked = ("compare", "--lengths", lengths, *SMALL, *FEW)
+    found = run_json(*asked, "--select", file)
+    assert len(found["winners"]) == 1
+    assert found["winners"] == json.loads(file.read_text())["winners"]
+    assert run_json(*asked)["winners"] is None
+
+
 def test_figures_of_several_batches_are_means(tmp_path: Path) -> None:
     path = tmp_path / "batches.json"
     path.write_text('{"batches": [[300, 20], [64]]}')

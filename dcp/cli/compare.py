@@ -102,7 +102,7 @@ def compare(
     if select and table:
         table.save(select)
     if json:
-        print_json(export.comparison_json(workload, setting, comparison, executions))
+        print_json(export.comparison_json(workload, setting, comparison, executions, table))
     elif csv:
         print(export.comparison_csv(comparison, executions), end="")
     else:

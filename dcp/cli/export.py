@@ -14,6 +14,7 @@ from dcp.cli.execution import Execution, Executions
 from dcp.comparison import Comparison, Row, Setting
 from dcp.execution_plan import ExecutionPlan
 from dcp.report import PlanReport
+from dcp.selection import SelectionTable
 from dcp.workloads import Workload
 
 JSON_VERSION = 1
@@ -41,6 +42,7 @@ def comparison_json(
     setting: Setting,
     comparison: Comparison,
     executions: Executions,
+    table: SelectionTable | None,
 ) -> dict[str, Any]:
     """The whole comparison; figures of a row are means over batches, balance the largest."""
     return {
@@ -50,6 +52,7 @@ def comparison_json(
         "best": _title(comparison.best),
         "best_static": _title(comparison.best_static),
         "rows": [_row(comparison, row, executions) for row in comparison.rows],
+        "winners": None if table is None else msgspec.to_builtins(table.winners),
     }
 
 
