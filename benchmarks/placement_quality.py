@@ -3,11 +3,13 @@
     python benchmarks/placement_quality.py --solvers
     python benchmarks/placement_quality.py --paper-limits --solvers --most 8
     python benchmarks/placement_quality.py --partitioner local_search:inter_weight=16 --budget 8
+    python benchmarks/placement_quality.py --mask-edges --most 8
 
-Batches are those of data/batches.json, or of another file of its form. A cell is total MB / MB between nodes
-(each node that needs a data block counted once) / the same counted for each device; "!" marks
-cells with placements outside a limit, and how many. Forward bytes, means over the batches of a
-family. Times are CPU milliseconds of this process and its children.
+Batches are those of data/batches.json, or of another file of its form. A cell is total MB / MB
+between nodes (each node that needs a data block counted once) / the same counted for each device;
+"!" marks cells with placements outside a limit, and how many. No placement sends less than "bound"
+in all. Forward bytes, means over the batches of a family. Times are CPU milliseconds of this
+process and its children.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tidy import Measurement, write_csv
 import dcp
 from dcp import registry
 from dcp.cutting import cut
+from dcp.lower_bound import lower_bound_bytes
 from dcp.placement import Limits, Placement, PlacementProblem, evaluate
 
 TIGHT = Limits(inter_node=0.4, intra_node=0.4, device=0.1)
@@ -102,6 +105,7 @@ def main(
     block_size: Annotated[int, typer.Option()] = 2048,
     budget: Annotated[float, typer.Option(help="effort of ours")] = 1.0,
     most: Annotated[int, typer.Option(help="batches of a family")] = 1,
+    mask_edges: Annotated[bool, typer.Option(help="cut blocks there, as dcp.plan does")] = False,
     paper_limits: Annotated[bool, typer.Option(help="0.4 between nodes, 0.1 inside")] = False,
     solvers: Annotated[bool, typer.Option(help="KaHyPar and Mt-KaHyPar too")] = False,
     csv: Annotated[Path | None, typer.Option(help="also write the figures there, tidy")] = None,
@@ -111,28 +115,29 @@ def main(
     limits = Limits() if paper_limits else TIGHT
     others = [name for name in ("kahypar", "mtkahypar") if solvers and find_spec(name)]
     table = Table(title=f"MB forward, blocks of {block_size}, {limits}")
-    columns = ("family", "cluster", "mask", partitioner, "ms")
+    columns = ("family", "cluster", "mask", "bound", partitioner, "ms")
     for column in (*columns, *(each for name in others for each in (name, "ms"))):
         table.add_column(column, justify="right")
     measurements: list[Measurement] = []
     for (family, lengths), cluster, mask in itertools.product(families.items(), CLUSTERS, MASKS):
-        problems = [
-            PlacementProblem.of(
-                cut(dcp.Batch(one, mask=MASKS[mask]()), HEADS, block_size),
-                CLUSTERS[cluster],
-                limits=limits,
-                budget=budget,
-            )
+        cuts = [
+            cut(dcp.Batch(one, mask=MASKS[mask]()), HEADS, block_size, at_mask_edges=mask_edges)
             for one in lengths[:most]
         ]
+        problems = [
+            PlacementProblem.of(blocks, CLUSTERS[cluster], limits=limits, budget=budget)
+            for blocks in cuts
+        ]
         placed(problems[0], partitioner)  # compiled code is loaded before time counts
-        row = [family, cluster, mask]
+        bounds = [lower_bound_bytes(*one) / 1e6 for one in zip(cuts, problems, strict=True)]
+        row = [family, cluster, mask, f"{np.mean(bounds):.0f}"]
         for request in (partitioner, *others):
             results = [placed(problem, request) for problem in problems]
             row += cells(results)
             setting = {"family": family, "cluster": cluster, "mask": mask, "partitioner": request}
             given = {"block_size": block_size, "budget": budget, "paper_limits": paper_limits}
-            measurements += measured(results, {**setting, **given})
+            setting |= {**given, "mask_edges": mask_edges}
+            measurements += measured(results, setting)
         table.add_row(*row)
     Console(width=40 * (3 + len(others))).print(table)
     if csv:

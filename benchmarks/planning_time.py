@@ -2,9 +2,10 @@
 
     python benchmarks/planning_time.py --solvers
 
-Medians of CPU time on one core, in milliseconds: a batch is planned once to warm caches up, then
-measured. Batches are those of data/batches.json, or of another file of its form. Plans by the KaHyPar and
-Mt-KaHyPar partitioners are timed in the same run; a child process counts with its CPU time.
+Batches are those of data/batches.json, or of another file of its form. Medians of CPU time on one
+core, in milliseconds: a batch is planned once to warm caches up, then measured. Plans by the
+KaHyPar and Mt-KaHyPar partitioners are timed in the same run; a child process counts with its CPU
+time.
 """
 
 from __future__ import annotations
