@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -74,11 +73,6 @@ class ContextParallel:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def local_blocks(self, plan: ExecutionPlan) -> IntArray:
-        """Token blocks that this rank is home to, ascending, [blocks]; see `plan.blocks`."""
-        self._check_size(plan)
-        return plan.ranks[self.rank].home_blocks
-
     def local_indices(self, plan: ExecutionPlan, side: TokenSide = "q") -> IntArray:
         """Positions in the packed batch of this rank's tokens, in local order, [local tokens]."""
         self._check_size(plan)
@@ -102,13 +96,6 @@ class ContextParallel:
         """
         self._check_size(plan)
         return sharding.shard_for(plan, x, self.rank, side)
-
-    def shard_batch(
-        self, plan: ExecutionPlan, batch: Mapping[str, Any], side: TokenSide = "q"
-    ) -> dict[str, Any]:
-        """Shard every tensor that has one row a token; everything else passes through as it is."""
-        self._check_size(plan)
-        return sharding.shard_batch_for(plan, batch, self.rank, side)
 
     @uncompiled
     def unshard(self, plan: ExecutionPlan, x: Tensor, side: TokenSide = "q") -> Tensor:

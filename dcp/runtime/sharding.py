@@ -6,8 +6,7 @@ queries and keys are the same tokens; in cross-attention each side has its own b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -60,21 +59,6 @@ def shard_for(plan: ExecutionPlan, x: Tensor, rank: int, side: TokenSide = "q") 
     total = num_tokens(plan, side)
     _check_rows(x, total, f"x must hold the {total} {side} tokens of the plan's batch")
     return x.index_select(0, _index(local_indices(plan, rank, side), x.device))
-
-
-def shard_batch_for(
-    plan: ExecutionPlan, batch: Mapping[str, Any], rank: int, side: TokenSide = "q"
-) -> dict[str, Any]:
-    """Cut every tensor of a batch that has one row a token; pass everything else through."""
-    total = num_tokens(plan, side)
-
-    def is_per_token(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.dim() > 0 and len(value) == total
-
-    return {
-        name: shard_for(plan, value, rank, side) if is_per_token(value) else value
-        for name, value in batch.items()
-    }
 
 
 def unshard_from(plan: ExecutionPlan, parts: list[Tensor], side: TokenSide = "q") -> Tensor:
