@@ -32,8 +32,8 @@ class StrategyOptions:
     partitioner: Annotated[
         str,
         typer.Option(
-            help="NAME, NAME:OPTION=VALUE,... or auto: our own partitioner under a few balance "
-            "limits, against the static schemes; the least simulated time wins."
+            help="NAME, NAME:OPTION=VALUE,... or auto: local_search and greedy against the static "
+            "schemes; the least simulated time wins."
         ),
     ] = "auto"
     scheduler: Annotated[
