@@ -74,7 +74,7 @@ class _PluginConformance:
             raise AssertionError(f"{plugin.name!r} has positional fields; write kw_only=True")
 
     def test_it_survives_pickling(self, plugin: Backend) -> None:
-        """Planner processes get it as a copy."""
+        """Other processes get it as a copy."""
         try:
             copy = pickle.loads(pickle.dumps(plugin))
         except Exception as error:
