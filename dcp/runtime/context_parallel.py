@@ -45,7 +45,9 @@ class ContextParallel:
         group_or_mesh: A process group, a device mesh of one dimension, or None for all processes
             (without torch.distributed: this one).
         kernel: Name, "name:option=value,…", or an instance.
-        timeout_s: Longest wait for another rank. After a TransportError the group is of no use.
+        timeout_s: Longest wait for another rank on gloo; after a TransportError the group is of
+            no use. On NCCL, which waits on the GPU, the timeout of the process group holds
+            instead, and its watchdog ends the process.
 
     Raises:
         SpecError: not a group, a mesh of several dimensions, or a group without this process.
