@@ -8,13 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import Arrangement, Baseline
 from dcp.baselines.dealing import Grid, place_blocks
 from dcp.blocks import BlockGraph
 from dcp.cluster import Cluster
 from dcp.cutting import cut
 from dcp.direct_transfers import Touches, transfer_rows
 from dcp.placement import Assignment
+from dcp.plan_request import PlanRequest
 from dcp.scheduling import KEY_INPUT, KEY_RESULT, Phase, Schedule, SchedulingProblem, Transfers
 
 
@@ -35,7 +36,7 @@ class AllGather(Baseline):
 
     name: ClassVar[str] = "allgather"
 
-    def least_seconds(self, request: BaselineRequest) -> float:
+    def least_seconds(self, request: PlanRequest) -> float:
         """Time in which all other nodes' keys reach a rank, and the even work behind it."""
         spec, cluster, tokens = request.spec, request.cluster, request.batch.num_kv_tokens
         places = cluster.nodes if cluster.nodes > 1 else cluster.num_devices
@@ -47,7 +48,7 @@ class AllGather(Baseline):
         times = 2 if request.keep_bytes == 0 else 1
         return times * gather_s + sum(request.work_s.values())
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
+    def arrange(self, request: PlanRequest) -> Arrangement:
         """Cut, place and schedule."""
         grid = Grid(ring_degree=request.cluster.num_devices, zigzag=True)
         blocks = cut(request.batch, request.spec, request.block_size, chunk_edges=grid.chunk_edges)

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dcp.arrays import BoolArray, IntArray
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import Arrangement, Baseline
 from dcp.baselines.dealing import Grid, deal_heads, place_blocks
 from dcp.batch import DTYPE_BYTES
 from dcp.blocks import BlockGraph, Kind
 from dcp.cutting import cut
 from dcp.direct_transfers import transfer_rows
 from dcp.placement import Assignment
+from dcp.plan_request import PlanRequest
 from dcp.scheduling import (
     KEY_INPUT,
     KEY_RESULT,
@@ -35,14 +36,14 @@ class HybridBaseline(Baseline):
     """A scheme that is a grid of ranks."""
 
     @abstractmethod
-    def grid(self, request: BaselineRequest) -> Grid:
+    def grid(self, request: PlanRequest) -> Grid:
         """The grid, of as many ranks as the cluster has devices.
 
         Raises:
             SpecError: the scheme cannot serve this request.
         """
 
-    def arrange(self, request: BaselineRequest) -> Arrangement:
+    def arrange(self, request: PlanRequest) -> Arrangement:
         """Cut, place and schedule.
 
         Raises:
@@ -50,12 +51,12 @@ class HybridBaseline(Baseline):
         """
         return arrange_hybrid(request, self.grid(request))
 
-    def least_seconds(self, request: BaselineRequest) -> float:
+    def least_seconds(self, request: PlanRequest) -> float:
         """Time of the even work or of what is passed round, whichever is more in each phase."""
         return least_hybrid_seconds(request, self.grid(request))
 
 
-def least_hybrid_seconds(request: BaselineRequest, grid: Grid) -> float:
+def least_hybrid_seconds(request: PlanRequest, grid: Grid) -> float:
     """Least time of forward and backward together.
 
     Over every link of a ring come the keys of all ring shares but the receiver's, and backward
@@ -79,7 +80,7 @@ def least_hybrid_seconds(request: BaselineRequest, grid: Grid) -> float:
     )
 
 
-def arrange_hybrid(request: BaselineRequest, grid: Grid) -> Arrangement:
+def arrange_hybrid(request: PlanRequest, grid: Grid) -> Arrangement:
     """Cut, place and schedule on a grid of as many ranks as the cluster has devices.
 
     A computation block runs where its query's ring share meets its head group, in the division

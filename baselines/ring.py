@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
 from dcp.baselines.hybrid import HybridBaseline
+from dcp.plan_request import PlanRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,6 @@ class Ring(HybridBaseline):
 
     name: ClassVar[str] = "ring"
 
-    def grid(self, request: BaselineRequest) -> Grid:
+    def grid(self, request: PlanRequest) -> Grid:
         """One ring of all ranks."""
         return Grid(ring_degree=request.cluster.num_devices)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
 from dcp.baselines.hybrid import HybridBaseline
+from dcp.plan_request import PlanRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,6 @@ class Ulysses(HybridBaseline):
 
     name: ClassVar[str] = "ulysses"
 
-    def grid(self, request: BaselineRequest) -> Grid:
+    def grid(self, request: PlanRequest) -> Grid:
         """One Ulysses group of all ranks."""
         return Grid(ulysses_degree=request.cluster.num_devices)

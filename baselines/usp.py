@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dcp.baseline import BaselineRequest
 from dcp.baselines.dealing import Grid
 from dcp.baselines.hybrid import HybridBaseline
 from dcp.checks import check_integer
 from dcp.errors import SpecError
+from dcp.plan_request import PlanRequest
 
 Layout = Literal["ulysses_inner", "ring_inner"]
 Chunks = Literal["zigzag", "contiguous"]
@@ -60,7 +60,7 @@ class USP(HybridBaseline):
             if value is not None:
                 check_integer(field, value)
 
-    def grid(self, request: BaselineRequest) -> Grid:
+    def grid(self, request: PlanRequest) -> Grid:
         """Rings across Ulysses groups.
 
         Raises:

@@ -6,7 +6,7 @@ import time
 from typing import Literal
 
 from dcp.auto import choose
-from dcp.baseline import Baseline, BaselineRequest
+from dcp.baseline import Baseline
 from dcp.batch import AttentionSpec, Batch
 from dcp.block_size import choose_block_size
 from dcp.checks import shown
@@ -14,6 +14,7 @@ from dcp.cluster import Cluster
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Limits, Partitioner
+from dcp.plan_request import PlanRequest
 from dcp.planning_job import PlanningJob, backend_of
 from dcp.scheduling import CostModel, Scheduler
 from dcp.selection import SelectionTable
@@ -68,7 +69,7 @@ def plan(
     asked = Limits() if limits is None else limits
     _check_arguments(batch, heads, cluster, asked, keep_bytes, selection)
     size = choose_block_size(batch, cluster) if block_size == "auto" else block_size
-    request = BaselineRequest(
+    request = PlanRequest(
         batch=batch, spec=heads, cluster=cluster, block_size=size, keep_bytes=keep_bytes
     )
     job = PlanningJob(

@@ -10,7 +10,7 @@ import numpy as np
 
 from dcp import registry
 from dcp.backend import Backend
-from dcp.baseline import Arrangement, Baseline, BaselineRequest
+from dcp.baseline import Arrangement, Baseline
 from dcp.blocks import BlockGraph, Kind
 from dcp.checks import shown
 from dcp.cost import Estimate
@@ -22,6 +22,7 @@ from dcp.keeping import choose_kept, hand_over, without
 from dcp.lowering import lower
 from dcp.needed_tokens import cut_to_need
 from dcp.placement import Limits, Partitioner, Placement, PlacementProblem, evaluate
+from dcp.plan_request import PlanRequest
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import PHASES, CostModel, Scheduler, SchedulingProblem
 
@@ -53,9 +54,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanningJob:
-    """What `plan` was asked for."""
+    """A request, and what its candidates are held to and judged by.
 
-    request: BaselineRequest
+    Attributes:
+        request: What to plan.
+        limits: Balance asked for.
+        seed, budget: For partitioners.
+        cost_model: What simulated times come from.
+    """
+
+    request: PlanRequest
     limits: Limits
     seed: int
     budget: float

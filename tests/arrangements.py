@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dcp.baseline import Arrangement, BaselineRequest
+from dcp.baseline import Arrangement
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import Kind
 from dcp.cluster import Cluster
+from dcp.plan_request import PlanRequest
 from dcp.registry import create
 from dcp.scheduling import Schedule
 
@@ -27,7 +28,7 @@ def arranged(
     block_size: int = 1 << 20,
     kv_lengths: list[int] | None = None,
 ) -> Arrangement:
-    request = BaselineRequest(
+    request = PlanRequest(
         batch=Batch(lengths, kv_lengths, mask=mask),
         spec=spec,
         cluster=Cluster(devices_per_node=devices),

@@ -9,12 +9,12 @@ import pytest
 from arrangements import EVEN, GQA, arranged, hop_chain, rows_of, sent_bytes, total_bytes
 
 from dcp import masks
-from dcp.baseline import BaselineRequest
 from dcp.baselines.usp import USP
 from dcp.batch import Batch
 from dcp.blocks import Kind
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
+from dcp.plan_request import PlanRequest
 
 RINGS = ("ring", "zigzag")
 
@@ -204,7 +204,7 @@ class TestUSP:
     def test_degrees_left_open_are_derived(
         self, options: dict[str, int], devices: int, degrees: tuple[int, int]
     ) -> None:
-        request = BaselineRequest(
+        request = PlanRequest(
             batch=Batch(EVEN), spec=GQA, cluster=Cluster(devices_per_node=devices), block_size=64
         )
         explicit = USP(ulysses_degree=degrees[0], ring_degree=degrees[1]).arrange(request)

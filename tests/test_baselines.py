@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dcp
-from dcp.baseline import Arrangement, BaselineRequest
+from dcp.baseline import Arrangement
 from dcp.baselines.dealing import Grid, deal_heads
 from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
 from dcp.placement import PlacementProblem, evaluate
+from dcp.plan_request import PlanRequest
 from dcp.registry import create
 from dcp.schedule_validation import validate_schedule
 from dcp.verification import check_plan, strategies
@@ -36,7 +37,7 @@ class TestAnyRequest:
         cluster, batch = data.draw(strategies.clusters()), data.draw(strategies.batches(size))
         drawn = data.draw(strategies.baselines(spec, cluster))
         name = data.draw(st.sampled_from([drawn, "allgather"]))
-        request = BaselineRequest(batch=batch, spec=spec, cluster=cluster, block_size=size)
+        request = PlanRequest(batch=batch, spec=spec, cluster=cluster, block_size=size)
         answer = create("baselines", name).arrange(request)
         evaluate(PlacementProblem.of(answer.blocks, cluster), answer.assignment)
         for schedule in (answer.forward, answer.backward):

@@ -9,10 +9,10 @@ import dcp
 from dcp import registry
 from dcp.auto import BASELINES as AUTO_BASELINES
 from dcp.backends.sequential_schedule import SequentialSchedule
-from dcp.baseline import BaselineRequest
 from dcp.baselines.zigzag import Zigzag
 from dcp.errors import PlacementError, SpecError, UnknownBackendError
 from dcp.placement import Assignment, Partitioner
+from dcp.plan_request import PlanRequest
 
 HEADS = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16)
 CLUSTER = dcp.Cluster(nodes=2, devices_per_node=2)
@@ -73,7 +73,7 @@ def test_the_time_that_a_static_scheme_takes_at_least_is_true(
 ):
     """What `auto` leaves a scheme out for."""
     batch = dcp.Batch(lengths, mask=mask)
-    request = BaselineRequest(
+    request = PlanRequest(
         batch=batch, spec=HEADS, cluster=cluster, block_size=1024, keep_bytes=keep_bytes
     )
     least = registry.create("baselines", name).least_seconds(request)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from dcp import masks
 from dcp.backends.paper_schedule import PaperSchedule
 from dcp.backends.sequential_schedule import SequentialSchedule
-from dcp.baseline import BaselineRequest
 from dcp.batch import AttentionSpec, Batch
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.cutting import cut
 from dcp.errors import ScheduleError, SpecError
+from dcp.plan_request import PlanRequest
 from dcp.registry import create
 from dcp.schedule_validation import validate_schedule
 from dcp.scheduling import (
@@ -463,7 +463,7 @@ def _some_schedule(
         problem = problem_of(cut(batch, SPEC, 6), devices, phase, data.draw(st.integers(0, 9)))
         return problem.blocks, problem, create("schedulers", name).schedule(problem)
     cluster = Cluster(devices_per_node=devices)
-    request = BaselineRequest(batch=batch, spec=SPEC, cluster=cluster, block_size=6)
+    request = PlanRequest(batch=batch, spec=SPEC, cluster=cluster, block_size=6)
     answer = create("baselines", name).arrange(request)
     problem = SchedulingProblem(
         blocks=answer.blocks, **answer.assignment._asdict(), cluster=cluster, phase=phase
