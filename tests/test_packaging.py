@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -94,10 +95,14 @@ def test_wheel_is_marked_as_typed(wheel: Any) -> None:
     assert (ROOT / "dcp" / "py.typed").is_file()
 
 
+def _readme_blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
 def _readme_commands() -> list[str]:
     """The lines of the README's first two shell blocks."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    return [block.strip() for block in blocks[:2]]
+    return [block.strip() for block in _readme_blocks("bash")[:2]]
 
 
 def test_readme_starts_with_two_commands_of_one_line() -> None:
@@ -160,6 +165,18 @@ def test_every_built_in_backend_loads(group: str, name: str) -> None:
     assert isinstance(registry.load(group, name).availability().available, bool)
 
 
-def test_python_quick_start_of_the_readme_runs() -> None:
-    (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+def test_python_quick_start_of_the_readme_prints_what_it_says() -> None:
+    command = [sys.executable, "-c", _readme_blocks("python")[0]]
+    ran = subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True, text=True)
+    assert ran.stdout in _readme_blocks("text")
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_quick_start_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "quick_start.py"
+    script.write_text("".join(_readme_blocks("python")), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    surroundings = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*command, script], env=surroundings, check=True, timeout=120)
