@@ -7,7 +7,6 @@ Sanders, "High-Quality Hypergraph Partitioning", ACM Journal of Experimental Alg
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -25,11 +24,13 @@ from dcp.arrays import IntArray
 from dcp.backend import Availability
 from dcp.backends.hypergraph import place_with
 from dcp.backends.kahypar_worker import Answer, Job, from_wire
-from dcp.errors import BackendError, SpecError
+from dcp.checks import check_number
+from dcp.errors import BackendError
 from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 WORKER = (sys.executable, "-m", "dcp.backends.kahypar_worker")
 _TAIL_CHARACTERS = 2000
+_LONGEST_S = 1e6  # waiting takes milliseconds in 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class KaHyPar(Partitioner):
     Args:
         timeout_s: Wall-clock seconds that a process may take.
     Raises:
-        SpecError: a time that is not positive and finite.
+        SpecError: a time that is not positive, or more than 1e6 seconds.
     """
 
     name: ClassVar[str] = "kahypar"
@@ -49,8 +50,7 @@ class KaHyPar(Partitioner):
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise SpecError(f"timeout_s is {self.timeout_s}; it must be positive and finite")
+        check_number("timeout_s", self.timeout_s, positive=True, most=_LONGEST_S)
 
     @classmethod
     def availability(cls) -> Availability:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dcp.backends.answers import keeps_tokens, trivial_answer
-from dcp.errors import SpecError
+from dcp.checks import check_number
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
@@ -49,12 +49,8 @@ class LocalSearch(Partitioner):
     inter_weight: float | None = None
 
     def __post_init__(self) -> None:
-        weight = self.inter_weight
-        if weight is not None and not (np.isfinite(weight) and weight >= 1):
-            raise SpecError(
-                f"inter_weight is {weight}; it must be finite and 1 or more "
-                "(1: all links cost the same)"
-            )
+        if self.inter_weight is not None:
+            check_number("inter_weight", self.inter_weight, least=1.0)
 
     def place(self, problem: PlacementProblem) -> Assignment:
         """Search; where limits are hard to meet or blocks are few, a construction may do better."""

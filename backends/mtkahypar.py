@@ -18,7 +18,8 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.backend import Availability
 from dcp.backends.hypergraph import Hypergraph, place_with, solve_by_levels
-from dcp.errors import BackendError, SpecError
+from dcp.checks import check_choice, check_integer
+from dcp.errors import BackendError
 from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 PRESETS = (
@@ -54,10 +55,8 @@ class MtKaHyPar(Partitioner):
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise SpecError(f"mtkahypar has no preset {self.preset!r}; legal: {', '.join(PRESETS)}")
-        if self.threads < 1:
-            raise SpecError(f"mtkahypar got {self.threads} threads; it needs 1 or more")
+        check_choice("preset", self.preset, PRESETS)
+        check_integer("threads", self.threads)
 
     @classmethod
     def availability(cls) -> Availability:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from dcp.baselines.dealing import Grid
 from dcp.baselines.hybrid import HybridBaseline
-from dcp.checks import check_integer
+from dcp.checks import check_choice, check_integer
 from dcp.errors import SpecError
 from dcp.plan_request import PlanRequest
 
@@ -52,9 +52,7 @@ class USP(HybridBaseline):
             ("layout", ("ulysses_inner", "ring_inner")),
             ("ring", ("zigzag", "contiguous")),
         ):
-            value = getattr(self, field)
-            if value not in legal:
-                raise SpecError(f"{field} is {value!r}; legal: {', '.join(legal)}")
+            check_choice(field, getattr(self, field), legal)
         for field in ("ulysses_degree", "ring_degree"):
             value = getattr(self, field)
             if value is not None:

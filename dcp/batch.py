@@ -10,7 +10,7 @@ import numpy as np
 
 from dcp import slices as slice_ops
 from dcp.arrays import IntArray
-from dcp.checks import check_integer, check_number, shown
+from dcp.checks import check_choice, check_integer, check_number, shown
 from dcp.errors import BatchError, SpecError
 from dcp.masks import Mask, causal
 
@@ -183,10 +183,7 @@ class AttentionSpec:
                 f"{self.num_q_heads} query heads do not divide into {self.num_kv_heads} key heads; "
                 "num_q_heads must be a multiple of num_kv_heads"
             )
-        if self.dtype not in DTYPE_BYTES:
-            raise SpecError(
-                f"dtype {shown(self.dtype)} is unknown; legal: {', '.join(DTYPE_BYTES)}"
-            )
+        check_choice("dtype", self.dtype, DTYPE_BYTES)
         if self.softmax_scale is not None:
             check_number("softmax_scale", self.softmax_scale, positive=True)
         if not isinstance(self.float32_partials, bool):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcp.arrays import IntArray
-from dcp.checks import check_integer, check_number
+from dcp.checks import check_choice, check_integer, check_kind, check_number
 from dcp.errors import SpecError
 
 
@@ -103,7 +103,7 @@ class Cluster:
         name: Preset's name, for tables.
 
     Raises:
-        SpecError: counts below 1, or more NICs than devices.
+        SpecError: counts below 1, more NICs than devices, or no device or link where one should be.
     """
 
     nodes: int = 1
@@ -117,6 +117,10 @@ class Cluster:
     def __post_init__(self) -> None:
         check_integer("nodes", self.nodes)
         check_integer("devices_per_node", self.devices_per_node)
+        check_kind("device", self.device, Device)
+        check_kind("intra", self.intra, Link)
+        check_kind("inter", self.inter, Link)
+        check_kind("name", self.name, str)
         if self.nics_per_node is not None:
             check_integer("nics_per_node", self.nics_per_node)
             if self.nics_per_node > self.devices_per_node:
@@ -132,8 +136,7 @@ class Cluster:
         Raises:
             SpecError: no such preset; the message lists them.
         """
-        if name not in PRESETS:
-            raise SpecError(f"no preset {name!r}; legal: {', '.join(PRESETS)}")
+        check_choice("preset", name, PRESETS)
         base = PRESETS[name]
         devices = base.devices_per_node if devices_per_node is None else devices_per_node
         check_integer("devices_per_node", devices)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from dcp.batch import AttentionSpec, Batch
+from dcp.checks import check_integer, check_kind
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
@@ -32,8 +33,7 @@ class PlanCache:
     """
 
     def __init__(self, *, max_plans: int = 64) -> None:
-        if max_plans < 1:
-            raise SpecError(f"max_plans is {max_plans}; it must be 1 or more")
+        check_integer("max_plans", max_plans)
         self.hits = 0
         self.misses = 0
         self._max_plans = max_plans
@@ -63,10 +63,11 @@ def request_digest(
     Raises:
         SpecError: an option whose content cannot be read.
     """
+    check_kind("batch", batch, Batch)
     content = hashlib.sha256()
     sides = (batch.is_cross, batch.q_lengths, batch.kv_lengths)
     read = {name: _content(name, value) for name, value in sorted(options.items())}
-    for part in (sides, heads, cluster, read):
+    for part in (sides, _content("heads", heads), _content("cluster", cluster), read):
         content.update(repr(part).encode())
     for index in range(len(batch)):
         slices = batch.sequence_slices(index)

@@ -9,7 +9,7 @@ from dcp.auto import choose
 from dcp.baseline import Baseline
 from dcp.batch import AttentionSpec, Batch
 from dcp.block_size import choose_block_size
-from dcp.checks import shown
+from dcp.checks import check_kind, shown
 from dcp.cluster import Cluster
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
@@ -112,12 +112,11 @@ def _check_arguments(
         ("cluster", cluster, Cluster),
         ("limits", limits, Limits),
     ):
-        if not isinstance(value, kind):
-            raise SpecError(f"{name} is {shown(value)}; give a dcp.{kind.__name__}")
+        check_kind(name, value, kind)
     if keep_bytes is not None and not (type(keep_bytes) is int and keep_bytes >= 0):
         raise SpecError(
             f"keep_bytes is {shown(keep_bytes)}; give a whole number of bytes, 0 or more, or None "
             "for no limit"
         )
-    if selection is not None and not isinstance(selection, SelectionTable):
-        raise SpecError(f"selection is {shown(selection)}; give a dcp.SelectionTable, or None")
+    if selection is not None:
+        check_kind("selection", selection, SelectionTable)

@@ -207,6 +207,14 @@ class PlanningJob:
         )
 
 
+_INTERFACES: dict[str, type[Backend]] = {
+    "partitioners": Partitioner,
+    "schedulers": Scheduler,
+    "baselines": Baseline,
+    "cost_models": CostModel,
+}
+
+
 def backend_of(group: str, wanted: Any) -> Any:
     """A backend by request, or the instance that was given.
 
@@ -215,7 +223,7 @@ def backend_of(group: str, wanted: Any) -> Any:
     """
     if isinstance(wanted, str):
         return registry.create(group, wanted)
-    if not isinstance(wanted, Backend):
+    if not isinstance(wanted, _INTERFACES[group]):
         names = ", ".join(registry.names(group))
         raise SpecError(
             f"{shown(wanted)} is no {group[:-1]}; give a name ({names}), a request "

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 from dcp import registry
 from dcp.backend import Availability
 from dcp.blocks import BlockGraph
+from dcp.checks import check_kind
 from dcp.errors import SpecError
 from dcp.instructions import Attention, CommLaunch, Copy, Program, Reduce
 from dcp.kernel_interface import BlockMask, Kernel, ProgramKernel
@@ -75,6 +76,7 @@ class FlashAttention(Kernel):
     other: str = "triton"
 
     def __post_init__(self) -> None:
+        check_kind("other", self.other, str)
         if registry.parse_request(self.other)[0] == self.name:
             raise SpecError(f"other is {self.other!r}; name another kernel, such as 'triton'")
 

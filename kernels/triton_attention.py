@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dcp.backend import Availability
 from dcp.blocks import BlockGraph
+from dcp.checks import check_integer
 from dcp.errors import SpecError
 from dcp.instructions import Buffer, Program
 from dcp.kernel_interface import BlockMask, Kernel
@@ -56,7 +57,10 @@ class TritonAttention(Kernel):
 
     def __post_init__(self) -> None:
         for name, tile in (("tile_q", self.tile_q), ("tile_k", self.tile_k)):
-            if tile is not None and (tile < 16 or tile & (tile - 1)):
+            if tile is None:
+                continue
+            check_integer(name, tile, least=0)
+            if tile < 16 or tile & (tile - 1):
                 raise SpecError(f"{name} is {tile}; legal: powers of two of 16 or more, or None")
 
     @classmethod

@@ -198,8 +198,8 @@ def test_any_arrays_are_answered_within_the_limits(request_: str, seed: int) -> 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ("mtkahypar:preset=best", "no preset 'best'; legal: deterministic, "),
-        ("mtkahypar:threads=0", "0 threads; it needs 1 or more"),
+        ("mtkahypar:preset=best", "preset is 'best'; legal: deterministic, "),
+        ("mtkahypar:threads=0", "threads is 0; it must be an integer of 1 or more"),
         ("kahypar:timeout_s=0", "timeout_s is 0.0; it must be positive"),
         ("kahypar:timeout_s=inf", "timeout_s is inf; it must be positive"),
         ("greedy:speed=9", "'greedy' has no option 'speed'"),

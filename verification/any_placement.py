@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dcp.checks import check_integer
 from dcp.placement import Assignment, Partitioner, PlacementProblem
 
 
@@ -16,6 +17,9 @@ class AnyPlacement(Partitioner):
 
     name: ClassVar[str] = "any"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("seed", self.seed, least=0)
 
     def place(self, problem: PlacementProblem) -> Assignment:
         """Answer a problem; the seed alone decides."""

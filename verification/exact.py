@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
+from dcp.checks import check_kind, check_number
 from dcp.errors import BackendError, MissingPackageError
 from dcp.placement import Assignment, PlacementProblem, evaluate
 
@@ -31,10 +32,13 @@ def optimal_placement(problem: PlacementProblem, *, time_limit_s: float = 300.0)
         problem: What to place; its seed and budget change nothing.
         time_limit_s: Wall-clock seconds that the proof may take.
     Raises:
+        SpecError: no problem, or an illegal time.
         MissingPackageError: highspy is not installed.
         BackendError: no placement holds all limits, or the optimum is not proven in time; the
             message then says between which volumes it lies.
     """
+    check_kind("problem", problem, PlacementProblem)
+    check_number("time_limit_s", time_limit_s)
     _highspy()
     if not len(problem.token_tokens):
         return Assignment(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

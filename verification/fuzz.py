@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +10,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import UnsatisfiedAssumption
 
+from dcp.batch import DTYPE_BYTES
+from dcp.checks import check_choice, check_integer, check_number
 from dcp.verification.local_run import check_numbers
 from dcp.verification.plan_checker import check_plan
 from dcp.verification.strategies import Case, cases
@@ -48,8 +49,8 @@ def check_case(case: Case, data_seed: int = 0) -> None:
 
 def fuzz(
     *,
-    seconds: float = math.inf,
-    examples: float = math.inf,
+    seconds: float | None = None,
+    examples: int | None = None,
     first_seed: int = 0,
     dtype: str = "float64",
     check: Callable[[Case, int], None] = check_case,
@@ -57,15 +58,26 @@ def fuzz(
     """Try random requests; the first that fails is made as small as possible.
 
     Args:
-        seconds: Stop after the round of 50 requests that passes this time.
-        examples: Stop after this many requests.
+        seconds: Stop after the round of 50 requests that passes this time; None for no limit.
+        examples: Stop after this many requests; None for no limit.
         first_seed: Equal seeds try equal requests.
         dtype: Dtype of the tensors.
         check: What has to hold for a request and a seed of its tensors.
+
+    Raises:
+        SpecError: an illegal number, or an unknown dtype.
     """
+    if seconds is not None:
+        check_number("seconds", seconds)
+    if examples is not None:
+        check_integer("examples", examples)
+    check_integer("first_seed", first_seed, least=0)
+    check_choice("dtype", dtype, DTYPE_BYTES)
     started, tried, round_seed = time.monotonic(), 0, first_seed
-    while tried < examples and time.monotonic() - started < seconds:
-        count = int(min(_EXAMPLES_A_ROUND, examples - tried))
+    while examples is None or tried < examples:
+        if seconds is not None and time.monotonic() - started >= seconds:
+            break
+        count = min(_EXAMPLES_A_ROUND, _EXAMPLES_A_ROUND if examples is None else examples - tried)
         found = _round(round_seed, count, dtype, check)
         if found.error is not None:
             return replace(found, examples=tried + found.examples)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dcp.batch import AttentionSpec, Batch
+from dcp.checks import check_kind
 from dcp.errors import ShapeError
 
 
@@ -60,8 +61,11 @@ def attention_oracle(
         dlse: Gradient of lse, [query tokens, q_heads]; None for 0.
     Raises:
         ShapeError: a tensor does not fit the batch and the spec; the message shows both shapes.
+        SpecError: no batch, no spec or no tensor.
     Source: Dao et al. 2022, appendix B.
     """
+    check_kind("batch", batch, Batch)
+    check_kind("spec", spec, AttentionSpec)
     q_shape = (batch.num_q_tokens, spec.num_q_heads, spec.head_dim)
     kv_shape = (batch.num_kv_tokens, spec.num_kv_heads, spec.head_dim)
     lse_shape = q_shape[:2]
@@ -114,6 +118,7 @@ def _softmax(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, 
 
 
 def _double(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    check_kind(name, tensor, Tensor)
     if tensor.shape != shape:
         raise ShapeError(
             f"{name} has shape {tuple(tensor.shape)}; this batch and spec need {shape}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph
+from dcp.checks import check_kind
 from dcp.errors import PlanCheckError
 from dcp.execution_plan import ExecutionPlan
 from dcp.placement import Assignment, PlacementProblem, evaluate
@@ -72,7 +73,9 @@ def check_plan(plan: ExecutionPlan) -> PlanProof:
 
     Raises:
         PlanCheckError: names rank, phase, instruction and block of the first fault.
+        SpecError: no plan.
     """
+    check_kind("plan", plan, ExecutionPlan)
     try:
         return _proven(plan)
     except (IndexError, TypeError, ValueError) as error:

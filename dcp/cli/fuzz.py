@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import typer
@@ -27,11 +26,9 @@ def fuzz(
         raise SpecError(f"--seconds {seconds:g} was given; give more than 0")
     if examples is not None and examples < 1:
         raise SpecError(f"--examples {examples} was given; give 1 or more")
-    if dtype not in DTYPE_BYTES:
-        raise SpecError(f"dtype {dtype!r} is unknown; legal: {', '.join(DTYPE_BYTES)}")
     result = _fuzz()(
         seconds=seconds,
-        examples=math.inf if examples is None else examples,
+        examples=examples,
         first_seed=seed,
         dtype=dtype,
     )

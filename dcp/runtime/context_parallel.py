@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dcp.arrays import IntArray
 from dcp.blocks import Kind
+from dcp.checks import check_kind, check_number, shown
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
@@ -34,6 +35,8 @@ from dcp.runtime.torch_transport import TorchTransport, message_tag
 from dcp.runtime.transports import LocalTransport, Mailboxes, Transport
 from dcp.scheduling import Phase
 
+_LONGEST_S = 1e9  # what a timedelta holds has an end
+
 
 class ContextParallel:
     """One rank's view of a context-parallel group.
@@ -50,7 +53,8 @@ class ContextParallel:
             instead, and its watchdog ends the process.
 
     Raises:
-        SpecError: not a group, a mesh of several dimensions, or a group without this process.
+        SpecError: not a group, a mesh of several dimensions, a group without this process, or a
+            time that is not positive, or more than 1e9 seconds.
     """
 
     def __init__(
@@ -60,8 +64,7 @@ class ContextParallel:
         kernel: str | Kernel = "torch",
         timeout_s: float = 600.0,
     ) -> None:
-        if not timeout_s > 0:
-            raise SpecError(f"timeout_s is {timeout_s}; it must be more than 0 seconds")
+        check_number("timeout_s", timeout_s, positive=True, most=_LONGEST_S)
         self._group = _process_group(group_or_mesh)
         self._kernel = resolve_kernel(kernel)
         self._timeout_s = timeout_s
@@ -189,6 +192,7 @@ class ContextParallel:
     # --- agreement ---------------------------------------------------------------------------
 
     def _check_size(self, plan: ExecutionPlan) -> None:
+        check_kind("plan", plan, ExecutionPlan)
         devices = len(plan.ranks)
         if devices != self.size:
             raise SpecError(
@@ -278,6 +282,6 @@ def _process_group(
     if isinstance(group_or_mesh, dist.ProcessGroup):
         return group_or_mesh
     raise SpecError(
-        f"got {group_or_mesh!r}; give a process group that holds this process, a device mesh, "
+        f"got {shown(group_or_mesh)}; give a process group that holds this process, a device mesh, "
         "or None for all processes"
     )

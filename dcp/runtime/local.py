@@ -9,6 +9,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from dcp.blocks import Kind
+from dcp.checks import check_kind
 from dcp.errors import TransportError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
@@ -81,8 +82,10 @@ def run_local(
 
     Raises:
         ShapeError, DtypeError: a tensor does not fit the plan.
+        SpecError: no plan, or no kernel.
         TransportError: the ranks of a damaged plan wait for each other.
     """
+    check_kind("plan", plan, ExecutionPlan)
     tokens = num_tokens(plan, "q"), num_tokens(plan, "kv")
     check_attention_inputs(plan.spec, q, k, v, *tokens)
     runner = _LocalRunner(plan=plan, kernel=resolve_kernel(kernel))
