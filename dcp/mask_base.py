@@ -18,7 +18,7 @@ MAX_TOKENS = 2**30
 """Longest sequence; areas of longer ones could exceed int64."""
 
 
-def check_integer(name: str, value: object, low: int, high: int = MAX_TOKENS) -> int:
+def as_integer(name: str, value: object, low: int, high: int = MAX_TOKENS) -> int:
     """Return value as an int, or raise MaskError unless it is an integer in [low, high]."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -29,10 +29,10 @@ def check_integer(name: str, value: object, low: int, high: int = MAX_TOKENS) ->
     return number
 
 
-def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
-    """Check sequence lengths; kv_len defaults to q_len."""
-    q_len = check_integer("q_len", q_len, 0)
-    return q_len, q_len if kv_len is None else check_integer("kv_len", kv_len, 0)
+def as_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
+    """Return sequence lengths as ints, or raise MaskError; kv_len defaults to q_len."""
+    q_len = as_integer("q_len", q_len, 0)
+    return q_len, q_len if kv_len is None else as_integer("kv_len", kv_len, 0)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Mask(ABC):
         Raises:
             MaskError: A length is no integer in 0..2**30, or the mask does not fit the lengths.
         """
-        rows = algebra.normalize(self._build(*check_lengths(q_len, kv_len)))
+        rows = algebra.normalize(self._build(*as_lengths(q_len, kv_len)))
         rows.flags.writeable = False
         return rows
 
     def dense(self, q_len: int, kv_len: int | None = None) -> BoolArray:
         """Return the mask as a bool matrix [q_len, kv_len], True where allowed."""
-        return algebra.to_dense(self.slices(q_len, kv_len), *check_lengths(q_len, kv_len))
+        return algebra.to_dense(self.slices(q_len, kv_len), *as_lengths(q_len, kv_len))
 
     def area(self, q_len: int, kv_len: int | None = None) -> int:
         """Return the exact number of allowed pairs, without looking at pairs."""

@@ -11,7 +11,7 @@ import numpy as np
 from dcp.arrays import IntArray
 from dcp.checks import shown
 from dcp.errors import MaskError
-from dcp.mask_base import MAX_TOKENS, Mask, check_integer
+from dcp.mask_base import MAX_TOKENS, Mask, as_integer
 from dcp.slices import FAR, as_slices
 
 
@@ -60,7 +60,7 @@ def causal(offset: int = 0) -> Mask:
         offset: Position of the first query in the key sequence; kv_len - q_len makes the queries
             the tail of the keys (bottom-right alignment).
     """
-    return _Causal(_check_offset(offset))
+    return _Causal(_as_offset(offset))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def sliding_window(window: int, offset: int = 0) -> Mask:
         window: Number of keys, at least 1; 1 is the query's own position alone.
         offset: Position of the first query in the key sequence.
     """
-    return _SlidingWindow(_check_offset(offset), check_integer("window", window, 1))
+    return _SlidingWindow(_as_offset(offset), as_integer("window", window, 1))
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,7 @@ def lambda_mask(sink: int, window: int, offset: int = 0) -> Mask:
     Source: Han et al. 2023 (LM-Infinite, arXiv 2308.16137); Xiao et al. 2023 (StreamingLLM,
         arXiv 2309.17453).
     """
-    return _Lambda(
-        _check_offset(offset), check_integer("sink", sink, 0), check_integer("window", window, 1)
-    )
+    return _Lambda(_as_offset(offset), as_integer("sink", sink, 0), as_integer("window", window, 1))
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,11 @@ def prefix_lm(prefix: int, offset: int = 0) -> Mask:
         prefix: Number of first keys, at least 0; a shorter sequence is all prefix.
         offset: Position of the first query in the key sequence.
     """
-    return _PrefixLm(_check_offset(offset), check_integer("prefix", prefix, 0))
+    return _PrefixLm(_as_offset(offset), as_integer("prefix", prefix, 0))
 
 
-def _check_offset(offset: int) -> int:
-    return check_integer("offset", offset, -MAX_TOKENS)
+def _as_offset(offset: int) -> int:
+    return as_integer("offset", offset, -MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ def causal_blockwise(block: int, local: int) -> Mask:
         local: Number of whole blocks before the query's own, at least 0.
     Source: DCP, arXiv 2510.10620.
     """
-    return _CausalBlockwise(check_integer("block", block, 1), check_integer("local", local, 0))
+    return _CausalBlockwise(as_integer("block", block, 1), as_integer("local", local, 0))
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def shared_question(
     Source: DCP, arXiv 2510.10620, after the share-question mask of FlashMask, arXiv 2410.01359.
     """
     if answer_lengths is not None and question_fraction is None and answers is None:
-        return _SharedQuestion(_check_all("answer_lengths", answer_lengths), None, None)
+        return _SharedQuestion(_as_integers("answer_lengths", answer_lengths), None, None)
     if answer_lengths is not None or question_fraction is None or answers is None:
         raise MaskError(
             f"shared_question got answer_lengths={shown(answer_lengths)}, "
@@ -268,7 +266,7 @@ def shared_question(
     fraction = question_fraction
     if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
         raise MaskError(f"question_fraction is {shown(fraction)}; give a number from 0 to 1")
-    return _SharedQuestion(None, float(fraction), check_integer("answers", answers, 1))
+    return _SharedQuestion(None, float(fraction), as_integer("answers", answers, 1))
 
 
 @dataclass(frozen=True)
@@ -314,16 +312,16 @@ def documents(lengths: Iterable[int], inner: Mask | None = None) -> Mask:
     inner = causal() if inner is None else inner
     if not isinstance(inner, Mask):
         raise MaskError(f"inner is {shown(inner)}; give a mask, such as dcp.masks.causal()")
-    return _Documents(_check_all("lengths", lengths), inner)
+    return _Documents(_as_integers("lengths", lengths), inner)
 
 
-def _check_all(name: str, values: Iterable[int]) -> tuple[int, ...]:
+def _as_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     """Return non-negative integers as a tuple, or raise MaskError."""
     try:
         listed = list(values)
     except TypeError:
         raise MaskError(f"{name} is {shown(values)}; give a sequence of integers") from None
-    return tuple(check_integer(f"{name}[{n}]", value, 0) for n, value in enumerate(listed))
+    return tuple(as_integer(f"{name}[{n}]", value, 0) for n, value in enumerate(listed))
 
 
 def _check_self_attention(mask: Mask, q_len: int, kv_len: int) -> None:

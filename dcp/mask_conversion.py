@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dcp import slices as algebra
 from dcp.arrays import BoolArray, IntArray
 from dcp.errors import MaskError
-from dcp.mask_base import Mask, check_lengths
+from dcp.mask_base import Mask, as_lengths
 from dcp.mask_dense import rows_at_once
 from dcp.slices import FAR
 
@@ -64,7 +64,7 @@ def from_slices(slices: npt.ArrayLike, q_len: int, kv_len: int | None = None) ->
         MaskError: Wrong shape or type, a slice outside the lengths or inverted, or two slices
             that share a pair; the message names the rows.
     """
-    q_len, kv_len = check_lengths(q_len, kv_len)
+    q_len, kv_len = as_lengths(q_len, kv_len)
     rows = _integers("slices", slices, "[n, 6]")
     rows = rows.reshape(-1, 6) if rows.size == 0 else rows
     if rows.ndim != 2 or rows.shape[1] != 6:
@@ -121,7 +121,7 @@ def from_mask_mod(fn: MaskMod, q_len: int, kv_len: int | None = None) -> Mask:
     Raises:
         MaskError: The function does not return such a tensor.
     """
-    q_len, kv_len = check_lengths(q_len, kv_len)
+    q_len, kv_len = as_lengths(q_len, kv_len)
     rows = algebra.from_row_stripes(_mask_mod_stripes(fn, q_len, kv_len))
     return _bind("mask_mod", rows, q_len, kv_len)
 
@@ -177,7 +177,7 @@ def from_flashmask(row_indices: npt.ArrayLike, *, causal: bool, q_len: int | Non
             f"row_indices have shape {list(bounds.shape)}; give [kv_len, {legal[0]}] or "
             f"[kv_len, {legal[1]}] for causal={causal}"
         )
-    q_len, kv_len = check_lengths(len(bounds) if q_len is None else q_len, len(bounds))
+    q_len, kv_len = as_lengths(len(bounds) if q_len is None else q_len, len(bounds))
     if bounds.size and not (bounds.min() >= 0 and bounds.max() <= q_len):
         raise MaskError(
             f"row_indices go from {bounds.min()} to {bounds.max()}; give rows from 0 to {q_len}"
