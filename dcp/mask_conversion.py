@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dcp import slices as algebra
 from dcp.arrays import BoolArray, IntArray
+from dcp.checks import shown
 from dcp.errors import MaskError
 from dcp.mask_base import Mask, as_lengths
 from dcp.mask_dense import rows_at_once
@@ -119,8 +120,10 @@ def from_mask_mod(fn: MaskMod, q_len: int, kv_len: int | None = None) -> Mask:
         kv_len: Number of keys, q_len by default.
 
     Raises:
-        MaskError: The function does not return such a tensor.
+        MaskError: No function, or one that does not return such a tensor.
     """
+    if not callable(fn):
+        raise MaskError(f"mask_mod is {shown(fn)}; give a function of b, h, q_idx and kv_idx")
     q_len, kv_len = as_lengths(q_len, kv_len)
     rows = algebra.from_row_stripes(_mask_mod_stripes(fn, q_len, kv_len))
     return _bind("mask_mod", rows, q_len, kv_len)
@@ -167,9 +170,11 @@ def from_flashmask(row_indices: npt.ArrayLike, *, causal: bool, q_len: int | Non
         q_len: Number of queries, kv_len by default.
 
     Raises:
-        MaskError: Wrong shape or type, or a bound outside 0..q_len.
+        MaskError: Wrong shape or type, a causal that is no bool, or a bound outside 0..q_len.
     Source: Wang et al. 2024 (FlashMask, arXiv 2410.01359).
     """
+    if not isinstance(causal, bool):
+        raise MaskError(f"causal is {shown(causal)}; it is True or False")
     bounds = _integers("row_indices", row_indices, "[kv_len, 1, 2 or 4]")
     legal = (1, 2) if causal else (2, 4)
     if bounds.ndim != 2 or bounds.shape[1] not in legal:

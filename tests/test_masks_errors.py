@@ -176,6 +176,18 @@ def test_a_mask_mod_returns_a_bool_tensor(result: Any, shown: str) -> None:
         masks.from_mask_mod(lambda b, h, q, k: result, 4)
 
 
+@pytest.mark.parametrize("bad", [None, 5, "q >= k"])
+def test_a_mask_mod_is_a_function(bad: Any) -> None:
+    with pytest.raises(MaskError, match=f"mask_mod is {bad!r}; give a function"):
+        masks.from_mask_mod(bad, 4)
+
+
+@pytest.mark.parametrize("bad", [None, 1, "no"])
+def test_flashmask_is_causal_or_not(bad: Any) -> None:
+    with pytest.raises(MaskError, match=f"causal is {bad!r}; it is True or False"):
+        masks.from_flashmask([[0]], causal=bad)
+
+
 @pytest.mark.parametrize(
     ("causal", "columns", "legal"),
     [(True, 4, r"\[kv_len, 2\]"), (True, 0, r"\[kv_len, 1\]"), (False, 1, r"\[kv_len, 4\]")],
