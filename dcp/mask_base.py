@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp import slices as algebra
+from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
 from dcp.checks import shown
 from dcp.errors import MaskError
@@ -66,17 +66,17 @@ class Mask(ABC):
         Raises:
             MaskError: A length is no integer in 0..2**30, or the mask does not fit the lengths.
         """
-        rows = algebra.normalize(self._build(*as_lengths(q_len, kv_len)))
+        rows = slice_ops.normalize(self._build(*as_lengths(q_len, kv_len)))
         rows.flags.writeable = False
         return rows
 
     def dense(self, q_len: int, kv_len: int | None = None) -> BoolArray:
         """Return the mask as a bool matrix [q_len, kv_len], True where allowed."""
-        return algebra.to_dense(self.slices(q_len, kv_len), *as_lengths(q_len, kv_len))
+        return slice_ops.to_dense(self.slices(q_len, kv_len), *as_lengths(q_len, kv_len))
 
     def area(self, q_len: int, kv_len: int | None = None) -> int:
         """Return the exact number of allowed pairs, without looking at pairs."""
-        return int(algebra.size(self.slices(q_len, kv_len)).sum())
+        return int(slice_ops.size(self.slices(q_len, kv_len)).sum())
 
     def __str__(self) -> str:
         return self.name
@@ -98,13 +98,13 @@ class Mask(ABC):
 
 
 def _symmetric_difference(a: IntArray, b: IntArray) -> IntArray:
-    return algebra.union(algebra.subtract(a, b), algebra.subtract(b, a))
+    return slice_ops.union(slice_ops.subtract(a, b), slice_ops.subtract(b, a))
 
 
 _OPERATIONS: dict[str, Callable[[IntArray, IntArray], IntArray]] = {
-    "&": algebra.intersect,
-    "|": algebra.union,
-    "-": algebra.subtract,
+    "&": slice_ops.intersect,
+    "|": slice_ops.union,
+    "-": slice_ops.subtract,
     "^": _symmetric_difference,
 }
 
@@ -141,4 +141,4 @@ class _Complement(Mask):
         return f"~{_inner_name(self.inner)}"
 
     def _build(self, q_len: int, kv_len: int) -> IntArray:
-        return algebra.complement(self.inner.slices(q_len, kv_len), q_len, kv_len)
+        return slice_ops.complement(self.inner.slices(q_len, kv_len), q_len, kv_len)

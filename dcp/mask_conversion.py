@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp import slices as algebra
+from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
 from dcp.checks import shown
 from dcp.errors import MaskError
@@ -78,14 +78,14 @@ def from_slices(slices: npt.ArrayLike, q_len: int, kv_len: int | None = None) ->
             f"slice {n} is {rows[n].tolist()}, outside a mask of {q_len} queries and {kv_len} "
             f"keys; give 0 <= q0 <= q1 <= {q_len} and 0 <= k0 <= k1 <= {kv_len}"
         )
-    clash = algebra.overlapping(rows)
+    clash = slice_ops.overlapping(rows)
     if clash is not None:
         a, b = clash
         raise MaskError(
             f"slices {a} and {b} overlap: {rows[a].tolist()} and {rows[b].tolist()}; "
             "give disjoint slices, or unite two masks with |"
         )
-    return _bind("slices", algebra.normalize(rows), q_len, kv_len)
+    return _bind("slices", slice_ops.normalize(rows), q_len, kv_len)
 
 
 def from_dense(dense: npt.NDArray[np.bool_]) -> Mask:
@@ -103,7 +103,7 @@ def from_dense(dense: npt.NDArray[np.bool_]) -> Mask:
             f"dense mask has shape {list(matrix.shape)} and dtype {matrix.dtype}; "
             "give a bool matrix [q_len, kv_len], True where allowed"
         )
-    return _bind("dense", algebra.from_dense(matrix), *matrix.shape)
+    return _bind("dense", slice_ops.from_dense(matrix), *matrix.shape)
 
 
 def from_mask_mod(fn: MaskMod, q_len: int, kv_len: int | None = None) -> Mask:
@@ -125,7 +125,7 @@ def from_mask_mod(fn: MaskMod, q_len: int, kv_len: int | None = None) -> Mask:
     if not callable(fn):
         raise MaskError(f"mask_mod is {shown(fn)}; give a function of b, h, q_idx and kv_idx")
     q_len, kv_len = as_lengths(q_len, kv_len)
-    rows = algebra.from_row_stripes(_mask_mod_stripes(fn, q_len, kv_len))
+    rows = slice_ops.from_row_stripes(_mask_mod_stripes(fn, q_len, kv_len))
     return _bind("mask_mod", rows, q_len, kv_len)
 
 
@@ -189,7 +189,7 @@ def from_flashmask(row_indices: npt.ArrayLike, *, causal: bool, q_len: int | Non
         )
     masked = _masked_rows(bounds, causal, q_len)
     rows = _flashmask_slices(masked, 0 if causal else FAR, q_len)
-    return _bind("flashmask", algebra.simplify(rows), q_len, kv_len)
+    return _bind("flashmask", slice_ops.simplify(rows), q_len, kv_len)
 
 
 def _masked_rows(bounds: IntArray, causal: bool, q_len: int) -> IntArray:

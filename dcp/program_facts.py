@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from dcp import slices
+from dcp import slices as slice_ops
 from dcp.arrays import IntArray
 from dcp.blocks import BlockGraph
 from dcp.instructions import Attention, CommLaunch, CommWait, Copy, Items, Program, Reduce
@@ -64,7 +64,7 @@ def facts_of(blocks: BlockGraph, program: Program) -> list[Fact]:
 
 def mask_areas(program: Program) -> IntArray:
     """Allowed pairs of every mask of a program, [masks]; 0 for mask 0, which has no slices."""
-    sizes = slices.size(program.mask_slices)
+    sizes = slice_ops.size(program.mask_slices)
     return np.array(
         [int(sizes[low:high].sum()) for low, high in pairwise(program.mask_ptr.tolist())],
         dtype=np.int64,

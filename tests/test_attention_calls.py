@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dcp
-from dcp import slices
+from dcp import slices as slice_ops
 from dcp.execution_plan import ExecutionPlan
 from dcp.instructions import Attention, Program
 from dcp.kernel_interface import BlockMask
@@ -55,7 +55,7 @@ def tokens(spans: tuple) -> int:
 def pairs(call: AttentionCall) -> int:
     if call.mask is None:
         return tokens(call.q) * tokens(call.kv)
-    return int(slices.size(call.mask.slices).sum())
+    return int(slice_ops.size(call.mask.slices).sum())
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -209,6 +209,12 @@ class TestPieces:
             (1, 1024, 1024, True),
         ]
 
+    def test_in_half_precision_have_many_rows_rather_than_little_waste(self) -> None:
+        tuning = Tuning(heads=4, half=True, causal=False, strip=96, most_rows=0)
+        found = pieces(BlockMask(((0, 1024, 0, 1024, -1023, 0),)), 1024, 1024, tuning)
+        sizes = [(piece.repeats, piece.rows, piece.keys, piece.mask is None) for piece in found]
+        assert sizes == [(4, 256, 256, False), (2, 256, 256, True), (1, 512, 512, True)]
+
     def test_follow_the_steps_of_a_mask(self) -> None:
         """Keys that half of the queries see stay together, beside those that all see."""
         mask = BlockMask(((0, 1024, 0, 512, -1023, 511), (0, 512, 512, 1024, 1, 1023)))
@@ -238,7 +244,7 @@ class TestPieces:
         tuning = Tuning(heads=4, half=False, causal=False, strip=96, most_rows=0)
         found = pieces(BlockMask.of(rows), 4096, 4096, tuning)
         cells = sum(one.repeats * one.rows * one.keys for one in found)
-        assert cells <= most * slices.size(rows).sum()
+        assert cells <= most * slice_ops.size(rows).sum()
 
 
 def test_results_do_not_depend_on_compiling_before() -> None:

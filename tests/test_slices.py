@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dcp import slices as S
+from dcp import slices as slice_ops
 from dcp.arrays import BoolArray, IntArray
 
 pytestmark = pytest.mark.property
@@ -30,8 +30,10 @@ def drawn(rows: IntArray, q_len: int = Q_LEN, kv_len: int = KV_LEN) -> BoolArray
 def one_slice() -> st.SearchStrategy[IntArray]:
     """Any row, canonical or not, possibly inverted or empty."""
     q, k = st.integers(0, Q_LEN), st.integers(0, KV_LEN)
-    d = st.one_of(st.integers(-Q_LEN - 2, KV_LEN + 2), st.sampled_from([-S.FAR, S.FAR]))
-    return st.tuples(q, q, k, k, d, d).map(S.as_slices)
+    d = st.one_of(
+        st.integers(-Q_LEN - 2, KV_LEN + 2), st.sampled_from([-slice_ops.FAR, slice_ops.FAR])
+    )
+    return st.tuples(q, q, k, k, d, d).map(slice_ops.as_slices)
 
 
 def wide_slice() -> st.SearchStrategy[IntArray]:
@@ -40,8 +42,8 @@ def wide_slice() -> st.SearchStrategy[IntArray]:
     def ordered(low: int, high: int) -> st.SearchStrategy[list[int]]:
         return st.lists(st.integers(low, high), min_size=2, max_size=2, unique=True).map(sorted)
 
-    d = st.one_of(st.just([-S.FAR, S.FAR]), ordered(-Q_LEN, KV_LEN))
-    return st.tuples(ordered(0, Q_LEN), ordered(0, KV_LEN), d).map(S.as_slices)
+    d = st.one_of(st.just([-slice_ops.FAR, slice_ops.FAR]), ordered(-Q_LEN, KV_LEN))
+    return st.tuples(ordered(0, Q_LEN), ordered(0, KV_LEN), d).map(slice_ops.as_slices)
 
 
 def dense_masks(q_len: int = Q_LEN, kv_len: int = KV_LEN) -> st.SearchStrategy[BoolArray]:
@@ -53,12 +55,12 @@ def slice_sets(draw: st.DrawFn) -> IntArray:
     """Disjoint slices: random ones less those before them, strips, or a random matrix."""
     kind = draw(st.sampled_from(["random", "strips", "matrix"]))
     if kind == "matrix":
-        return S.from_dense(draw(dense_masks()))
+        return slice_ops.from_dense(draw(dense_masks()))
     if kind == "strips":
         return draw(strips())
-    rows = S.as_slices([])
+    rows = slice_ops.as_slices([])
     for row in draw(st.lists(wide_slice(), max_size=6)):
-        rows = np.concatenate([rows, S.subtract(row, rows)])
+        rows = np.concatenate([rows, slice_ops.subtract(row, rows)])
     return rows
 
 
@@ -71,24 +73,24 @@ def strips(draw: st.DrawFn) -> IntArray:
     rows = [draw(wide_slice())[0] for _ in edges[1:]]
     for row, low, high in zip(rows, edges, edges[1:], strict=False):
         row[2 * axis : 2 * axis + 2] = low, high - (axis == 2)
-    return S.clip(S.as_slices([row.tolist() for row in rows]), 0, Q_LEN, 0, KV_LEN)
+    return slice_ops.clip(slice_ops.as_slices([row.tolist() for row in rows]), 0, Q_LEN, 0, KV_LEN)
 
 
 def assert_equals(rows: IntArray, dense: BoolArray) -> None:
     """Check that disjoint canonical slices allow exactly what a matrix allows."""
     np.testing.assert_array_equal(drawn(rows, *dense.shape), dense)
-    assert S.size(rows).sum() == dense.sum(), "slices overlap"
-    np.testing.assert_array_equal(S.normalize(rows), rows)
+    assert slice_ops.size(rows).sum() == dense.sum(), "slices overlap"
+    np.testing.assert_array_equal(slice_ops.normalize(rows), rows)
 
 
 @given(one_slice())
 def test_canonical_slices_allow_the_same_pairs(row: IntArray) -> None:
-    assert_equals(S.normalize(row), drawn(row))
+    assert_equals(slice_ops.normalize(row), drawn(row))
 
 
 @given(one_slice())
 def test_every_bound_of_a_canonical_slice_is_reached(row: IntArray) -> None:
-    canonical = S.normalize(row)
+    canonical = slice_ops.normalize(row)
     q, k = np.nonzero(drawn(row))
     if len(q) == 0:
         assert len(canonical) == 0
@@ -101,61 +103,61 @@ def test_every_bound_of_a_canonical_slice_is_reached(row: IntArray) -> None:
 @given(one_slice(), one_slice())
 def test_slices_that_allow_the_same_pairs_become_equal_rows(a: IntArray, b: IntArray) -> None:
     same = np.array_equal(drawn(a), drawn(b))
-    assert np.array_equal(S.normalize(a), S.normalize(b)) == same
+    assert np.array_equal(slice_ops.normalize(a), slice_ops.normalize(b)) == same
 
 
 def test_bounds_at_the_end_of_int64_do_not_overflow() -> None:
     far = np.iinfo(np.int64)
     rows = np.array([[0, 5, 0, 5, far.min, far.max]])
-    assert S.normalize(rows).tolist() == [[0, 5, 0, 5, -4, 4]]
-    assert S.overlapping(np.concatenate([rows, rows])) == (0, 1)
+    assert slice_ops.normalize(rows).tolist() == [[0, 5, 0, 5, -4, 4]]
+    assert slice_ops.overlapping(np.concatenate([rows, rows])) == (0, 1)
 
 
 @given(slice_sets(), st.lists(st.tuples(*[st.integers(-2, 20)] * 4), min_size=1, max_size=5))
 def test_area_counts_the_pairs_of_any_rectangle(
     rows: IntArray, rectangles: list[tuple[int, ...]]
 ) -> None:
-    counts = S.area(rows[:, None], *np.array(rectangles).T)
+    counts = slice_ops.area(rows[:, None], *np.array(rectangles).T)
     assert counts.shape == (len(rows), len(rectangles))
     for n, (q0, q1, k0, k1) in enumerate(rectangles):
-        inside = drawn(S.as_slices([q0, q1, k0, k1, -S.FAR, S.FAR]))
+        inside = drawn(slice_ops.as_slices([q0, q1, k0, k1, -slice_ops.FAR, slice_ops.FAR]))
         expected = [(drawn(row[None]) & inside).sum() for row in rows]
         assert counts[:, n].tolist() == expected
 
 
 @given(one_slice())
 def test_area_needs_no_canonical_form(row: IntArray) -> None:
-    assert S.area(row, 0, Q_LEN, 0, KV_LEN).tolist() == [drawn(row).sum()]
+    assert slice_ops.area(row, 0, Q_LEN, 0, KV_LEN).tolist() == [drawn(row).sum()]
 
 
 def test_area_is_exact_for_four_million_tokens() -> None:
     n = 4 << 20
-    causal = S.as_slices([0, n, 0, n, -S.FAR, 0])
-    assert S.area(causal, 0, n, 0, n).tolist() == [n * (n + 1) // 2]
-    assert S.area(causal, n - 10, n, 0, n).tolist() == [10 * n - 45]
+    causal = slice_ops.as_slices([0, n, 0, n, -slice_ops.FAR, 0])
+    assert slice_ops.area(causal, 0, n, 0, n).tolist() == [n * (n + 1) // 2]
+    assert slice_ops.area(causal, n - 10, n, 0, n).tolist() == [10 * n - 45]
 
 
 @given(slice_sets(), st.tuples(*[st.integers(-2, 20)] * 4))
 def test_clip_keeps_what_is_inside_the_rectangle(
     rows: IntArray, rectangle: tuple[int, int, int, int]
 ) -> None:
-    inside = drawn(S.as_slices([*rectangle, -S.FAR, S.FAR]))
-    assert_equals(S.clip(rows, *rectangle), drawn(rows) & inside)
+    inside = drawn(slice_ops.as_slices([*rectangle, -slice_ops.FAR, slice_ops.FAR]))
+    assert_equals(slice_ops.clip(rows, *rectangle), drawn(rows) & inside)
 
 
 @given(slice_sets(), st.integers(0, 5), st.integers(0, 5))
 def test_shift_moves_the_origin(rows: IntArray, dq: int, dk: int) -> None:
-    inside = S.clip(rows, dq, Q_LEN, dk, KV_LEN)
-    assert_equals(S.shift(inside, dq, dk), drawn(rows)[dq:, dk:])
-    np.testing.assert_array_equal(S.shift(S.shift(rows, dq, dk), -dq, -dk), rows)
+    inside = slice_ops.clip(rows, dq, Q_LEN, dk, KV_LEN)
+    assert_equals(slice_ops.shift(inside, dq, dk), drawn(rows)[dq:, dk:])
+    np.testing.assert_array_equal(slice_ops.shift(slice_ops.shift(rows, dq, dk), -dq, -dk), rows)
 
 
 def test_clip_and_shift_take_one_rectangle_a_slice() -> None:
-    rows = S.as_slices([[0, 8, 0, 8, -7, 0]] * 2)
+    rows = slice_ops.as_slices([[0, 8, 0, 8, -7, 0]] * 2)
     start, stop = np.array([0, 4]), np.array([4, 8])
-    blocks = S.clip(rows, start, stop, start, stop)
+    blocks = slice_ops.clip(rows, start, stop, start, stop)
     assert blocks[:, :4].tolist() == [[0, 4, 0, 4], [4, 8, 4, 8]]
-    assert S.shift(blocks, start, start).tolist() == [[0, 4, 0, 4, -3, 0]] * 2
+    assert slice_ops.shift(blocks, start, start).tolist() == [[0, 4, 0, 4, -3, 0]] * 2
 
 
 # Cuts at the border of a part are rare, so draw more than elsewhere.
@@ -163,10 +165,10 @@ def test_clip_and_shift_take_one_rectangle_a_slice() -> None:
 @given(slice_sets(), slice_sets())
 def test_set_operations_equal_the_dense_ones(a: IntArray, b: IntArray) -> None:
     x, y = drawn(a), drawn(b)
-    assert_equals(S.intersect(a, b), x & y)
-    assert_equals(S.subtract(a, b), x & ~y)
-    assert_equals(S.union(a, b), x | y)
-    assert_equals(S.complement(a, Q_LEN, KV_LEN), ~x)
+    assert_equals(slice_ops.intersect(a, b), x & y)
+    assert_equals(slice_ops.subtract(a, b), x & ~y)
+    assert_equals(slice_ops.union(a, b), x | y)
+    assert_equals(slice_ops.complement(a, Q_LEN, KV_LEN), ~x)
 
 
 @pytest.mark.parametrize("narrow", [(0, 1), (2, 3), (4, 5)], ids=["rows", "columns", "bands"])
@@ -176,7 +178,7 @@ def test_joining_many_slices_finds_what_comparing_all_finds(
 ) -> None:
     # 60 slices a side are joined by strips; 32 and fewer would be compared one by one.
     a, b = (many_slices(np.random.default_rng([seed, side]), narrow) for side in (0, 1))
-    i, j = S.overlaps(a, b)
+    i, j = slice_ops.overlaps(a, b)
     found = np.zeros((len(a), len(b)), dtype=np.int64)
     np.add.at(found, (i, j), 1)
     x, y = (np.array([drawn(row[None]).ravel() for row in rows], dtype=int) for rows in (a, b))
@@ -191,15 +193,15 @@ def many_slices(rng: np.random.Generator, narrow: tuple[int, int]) -> IntArray:
     low, high = narrow
     rows[:50, high] = rows[:50, low] + 1
     rows[:, [1, 3]] += 1
-    return S.clip(rows, 0, Q_LEN, 0, KV_LEN)
+    return slice_ops.clip(rows, 0, Q_LEN, 0, KV_LEN)
 
 
 @given(st.lists(one_slice(), max_size=6))
 def test_overlapping_finds_two_slices_that_share_a_pair(rows: list[IntArray]) -> None:
-    stacked = S.as_slices([*rows])
-    found = S.overlapping(stacked)
+    stacked = slice_ops.as_slices([*rows])
+    found = slice_ops.overlapping(stacked)
     if found is None:
-        assert S.area(stacked, 0, Q_LEN, 0, KV_LEN).sum() == drawn(stacked).sum()
+        assert slice_ops.area(stacked, 0, Q_LEN, 0, KV_LEN).sum() == drawn(stacked).sum()
     else:
         i, j = found
         assert i < j
@@ -208,67 +210,69 @@ def test_overlapping_finds_two_slices_that_share_a_pair(rows: list[IntArray]) ->
 
 @given(slice_sets())
 def test_simplify_keeps_the_pairs_and_does_not_add_slices(rows: IntArray) -> None:
-    simple = S.simplify(rows)
+    simple = slice_ops.simplify(rows)
     assert_equals(simple, drawn(rows))
-    assert len(simple) <= len(S.normalize(rows))
+    assert len(simple) <= len(slice_ops.normalize(rows))
 
 
 @given(slice_sets(), st.data())
 def test_simplify_undoes_a_cut(rows: IntArray, data: st.DataObject) -> None:
-    whole = S.as_slices(rows[:1])
+    whole = slice_ops.as_slices(rows[:1])
     at = data.draw(st.integers(-Q_LEN, KV_LEN))
     axis = data.draw(st.integers(0, 2))
     before, after = whole.copy(), whole.copy()
     before[:, 2 * axis + 1] = np.minimum(before[:, 2 * axis + 1], at - (axis == 2))
     after[:, 2 * axis] = np.maximum(after[:, 2 * axis], at)
-    np.testing.assert_array_equal(S.simplify(np.concatenate([before, after])), whole)
+    np.testing.assert_array_equal(slice_ops.simplify(np.concatenate([before, after])), whole)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.data())
 def test_dense_round_trip(q_len: int, kv_len: int, data: st.DataObject) -> None:
     dense = data.draw(dense_masks(q_len, kv_len))
-    rows = S.from_dense(dense)
+    rows = slice_ops.from_dense(dense)
     assert_equals(rows, dense)
-    np.testing.assert_array_equal(S.to_dense(rows, q_len, kv_len), dense)
+    np.testing.assert_array_equal(slice_ops.to_dense(rows, q_len, kv_len), dense)
 
 
 @given(slice_sets(), st.integers(0, 20), st.integers(0, 20))
 def test_to_dense_draws_the_slices_inside_the_matrix(
     rows: IntArray, q_len: int, kv_len: int
 ) -> None:
-    np.testing.assert_array_equal(S.to_dense(rows, q_len, kv_len), drawn(rows, q_len, kv_len))
+    np.testing.assert_array_equal(
+        slice_ops.to_dense(rows, q_len, kv_len), drawn(rows, q_len, kv_len)
+    )
 
 
 @given(one_slice())
 def test_the_matrix_of_one_slice_is_read_as_one_slice(row: IntArray) -> None:
-    np.testing.assert_array_equal(S.from_dense(drawn(row)), S.normalize(row))
+    np.testing.assert_array_equal(slice_ops.from_dense(drawn(row)), slice_ops.normalize(row))
 
 
 @given(dense_masks(), st.lists(st.integers(0, Q_LEN), max_size=4))
 def test_stripes_are_read_like_the_whole_matrix(dense: BoolArray, cuts: list[int]) -> None:
     stripes = np.split(dense, sorted(cuts))
-    np.testing.assert_array_equal(S.from_row_stripes(stripes), S.from_dense(dense))
+    np.testing.assert_array_equal(slice_ops.from_row_stripes(stripes), slice_ops.from_dense(dense))
 
 
 @given(slice_sets(), st.integers(0, 20))
 def test_row_has_key_finds_the_rows_without_keys(rows: IntArray, q_len: int) -> None:
     expected = drawn(rows, q_len).any(axis=1)
-    np.testing.assert_array_equal(S.row_has_key(rows, q_len), expected)
+    np.testing.assert_array_equal(slice_ops.row_has_key(rows, q_len), expected)
 
 
 def test_documents_can_be_subtracted_in_few_slices() -> None:
     n, length = 500, 1000
     start = np.arange(n) * length
     rows = np.stack([start, start + length] * 2 + [np.full(n, 1 - length), 0 * start], axis=1)
-    rest = S.complement(rows, n * length, n * length)
-    assert S.size(rest).sum() == (n * length) ** 2 - n * length * (length + 1) // 2
+    rest = slice_ops.complement(rows, n * length, n * length)
+    assert slice_ops.size(rest).sum() == (n * length) ** 2 - n * length * (length + 1) // 2
     assert len(rest) == n, "one slice above the diagonal, one left of each document but the first"
-    np.testing.assert_array_equal(S.complement(rest, n * length, n * length), rows)
+    np.testing.assert_array_equal(slice_ops.complement(rest, n * length, n * length), rows)
 
 
 def test_a_large_random_matrix_is_read_quickly() -> None:
     dense = np.random.default_rng(0).random((2000, 2000)) < 0.5
     begin = time.perf_counter()
-    rows = S.from_dense(dense)
+    rows = slice_ops.from_dense(dense)
     assert time.perf_counter() - begin < 30, "some seconds are usual"
-    np.testing.assert_array_equal(S.to_dense(rows, 2000, 2000), dense)
+    np.testing.assert_array_equal(slice_ops.to_dense(rows, 2000, 2000), dense)
