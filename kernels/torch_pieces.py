@@ -25,7 +25,7 @@ _ROW = 16  # merging one more partial result of a query
 _KEY = 4  # adding one more partial gradient of a key
 _BIAS = 1.1  # a rectangle with a bias over one without
 _TILE = 12  # in half precision: a query's share of beginning a tile of keys
-_SMALL = 1.2  # a rectangle of few rows over one of many, in half precision
+_SMALL = 1.6  # in half precision, a rectangle of few rows, computed in float32, over one of many
 
 # The CPU operators compute tiles of so many keys, and of fewer rows where they are given less
 # than so many. Each tile costs a constant time in half precision.
