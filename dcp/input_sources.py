@@ -10,7 +10,7 @@ from dcp.arrays import Int32Array, IntArray
 from dcp.blocks import Kind
 from dcp.ordering import row_order
 from dcp.placed_phase import PlacedPhase
-from dcp.timeline import attention_time, launch_time
+from dcp.quarters import attention_time, launch_time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Schedule to programs: numbered slots and the five kinds of instruction, for every rank.
 
 In step s a rank waits for what arrives and merges partial results, launches step s+1, computes
-division s, and copies results that are final: the quarters of `dcp.timeline`.
+division s, and copies results that are final: the quarters of `dcp.quarters`.
 """
 
 from __future__ import annotations

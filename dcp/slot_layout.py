@@ -13,9 +13,9 @@ from dcp.blocks import Kind
 from dcp.input_sources import InputSources
 from dcp.instructions import ACCUMULATOR, ARRIVAL, HOME_INPUT, HOME_OUTPUT
 from dcp.placed_phase import PlacedPhase
+from dcp.quarters import launch_time, wait_time
 from dcp.scheduling import Transfers
 from dcp.slot_table import Content, SlotTable, arena_section, home_section
-from dcp.timeline import launch_time, wait_time
 
 
 class Finals(NamedTuple):

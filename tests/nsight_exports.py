@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dcp.profiling import messages
+from dcp.profiling import range_text
 from dcp.profiling.trace import Range, SpanKind, Subject
 from dcp.scheduling import Phase
 
@@ -44,7 +44,7 @@ class Export:
         size: int = 0,
     ) -> None:
         """Add a range of the executor."""
-        text = messages.text(Subject(self.digest, rank, phase), Range(kind, division, size, 0))
+        text = range_text.text(Subject(self.digest, rank, phase), Range(kind, division, size, 0))
         self.ranges.append((thread_of(rank), begin, end, text))
 
     def gpu(

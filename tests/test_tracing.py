@@ -15,7 +15,7 @@ import dcp
 from dcp.errors import TransportError
 from dcp.instructions import Attention, CommLaunch, Instruction
 from dcp.kernels.torch_flash import TorchFlash
-from dcp.profiling import messages
+from dcp.profiling import range_text
 from dcp.profiling.trace import Range, Span, Subject
 from dcp.program_facts import facts_of
 from dcp.runtime import nvtx_ranges, tracing
@@ -76,7 +76,7 @@ def test_instructions_nest_in_divisions_and_these_in_phases(nvtx: dict[str, Fake
     assert not nvtx["dcp"].open
     seen = set()
     for nested in nvtx["dcp"].happened:
-        told = [messages.parse(text) for text in nested]
+        told = [range_text.parse(text) for text in nested]
         assert all(told)
         subjects, ranges = zip(*told, strict=True)  # type: ignore[arg-type]
         assert len(set(subjects)) == 1, "ranges of two ranks or phases are open at once"
@@ -100,14 +100,14 @@ def test_instructions_nest_in_divisions_and_these_in_phases(nvtx: dict[str, Fake
 
 def test_a_range_says_what_it_is() -> None:
     subject = Subject("0123456789abcdef", 1, "forward")
-    text = messages.text(subject, Range("attention", 3, 0, 524800))
+    text = range_text.text(subject, Range("attention", 3, 0, 524800))
     assert text == "attention 3 plan=0123456789ab rank=1 phase=forward bytes=0 pairs=524800"
-    assert messages.parse(text) == (
+    assert range_text.parse(text) == (
         Subject("0123456789ab", 1, "forward"),
         Range("attention", 3, 0, 524800),
     )
     whole = Range("phase", -1, 7, 8)
-    assert messages.parse(messages.text(subject, whole)) == (
+    assert range_text.parse(range_text.text(subject, whole)) == (
         Subject("0123456789ab", 1, "forward"),
         whole,
     )
@@ -115,7 +115,7 @@ def test_a_range_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("text", ["", "attention 3", "my range", "setup plan=xyz rank=0"])
 def test_ranges_of_others_are_not_taken_for_ours(text: str) -> None:
-    assert messages.parse(text) is None
+    assert range_text.parse(text) is None
 
 
 class _Failing(TorchFlash):

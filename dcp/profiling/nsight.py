@@ -1,6 +1,6 @@
 """Traces from SQLite exports of Nsight Systems.
 
-Its ranges are those of the executor (`dcp.profiling.messages`). Where GPU work was started inside
+Its ranges are those of the executor (`dcp.profiling.range_text`). Where GPU work was started inside
 them, the trace holds that work: kernels and copies as spans of the instruction that started them,
 NCCL kernels as flights, and as waits what of these runs beside no other work of the rank. Where
 there is none, as on CPUs, it holds the ranges themselves.
@@ -23,7 +23,7 @@ import msgspec
 
 from dcp.errors import ProfileError
 from dcp.execution_plan import ExecutionPlan
-from dcp.profiling import intervals, messages
+from dcp.profiling import intervals, range_text
 from dcp.profiling.flights import measured_trace
 from dcp.profiling.trace import GROUPS, Flight, Range, Span, Subject, Trace
 from dcp.scheduling import Phase
@@ -79,7 +79,7 @@ def read_export(path: str | Path, plan: ExecutionPlan, *, skip_runs: int = 0) ->
     ]
     if not ranges:
         raise ProfileError(
-            f"{file} holds no ranges of plan {plan.digest[: messages.DIGEST_LETTERS]}; was it "
+            f"{file} holds no ranges of plan {plan.digest[: range_text.DIGEST_LETTERS]}; was it "
             "profiled with --trace=nvtx, and is the package nvtx installed where it ran?"
         )
     spans, flights = _on_gpu(ranges, work)
@@ -106,7 +106,7 @@ class _Export:
             f"WHERE eventType IN ({types}) AND end IS NOT NULL ORDER BY start, end DESC"
         )
         for thread, begin, end, text in rows:
-            found = messages.parse(text or "")
+            found = range_text.parse(text or "")
             if found is not None and digest.startswith(found[0].digest):
                 yield _ThreadSpan(thread, _span(*found, begin, end))
 

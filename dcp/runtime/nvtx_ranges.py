@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from dcp.profiling import messages
+from dcp.profiling import range_text
 from dcp.profiling.trace import Range, Subject
 from dcp.runtime.observers import Observer
 
@@ -39,7 +39,7 @@ class NvtxObserver(Observer):
 
     def begin(self, what: Range) -> None:
         """See `Observer.begin`."""
-        text = messages.text(self._subject, what)
+        text = range_text.text(self._subject, what)
         attributes = self._domain.get_event_attributes(message=text)
         self._open.append(attributes)
         self._domain.push_range(attributes)
