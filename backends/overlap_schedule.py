@@ -102,7 +102,7 @@ def _candidate(
     problem: SchedulingProblem, inputs: Inputs, work: DeviceWork, choice: _Choice
 ) -> _Candidate:
     schedule = _arranged(problem, inputs, work, choice)
-    return _Candidate(schedule, problem.timeline(schedule).total_s)
+    return _Candidate(schedule, problem.estimate(schedule).total_s)
 
 
 def _arranged(

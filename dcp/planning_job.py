@@ -194,8 +194,7 @@ class PlanningJob:
         kept = choose_kept(blocks, cluster, *whole, self.request.keep_bytes)
         sent = arrangement.forward, without(arrangement.backward, kept)
         forward, backward = (
-            problem.timeline(schedule).estimate()
-            for problem, schedule in zip(problems, sent, strict=True)
+            problem.estimate(schedule) for problem, schedule in zip(problems, sent, strict=True)
         )
         return Candidate(
             origin=origin,

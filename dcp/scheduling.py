@@ -25,6 +25,7 @@ from dcp.backend import Backend
 from dcp.blocks import BlockGraph, Kind
 from dcp.cluster import Cluster
 from dcp.cost import (
+    Estimate,
     Messages,
     Timeline,
     Work,
@@ -113,8 +114,8 @@ class CostModel(Backend):
     """Says how long a phase takes."""
 
     @abstractmethod
-    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
-        """Play a schedule through. Pure: equal arguments give equal timelines."""
+    def estimate(self, problem: SchedulingProblem, schedule: Schedule) -> Estimate:
+        """Time that a schedule takes. Pure: equal arguments give equal estimates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,11 @@ class EventModel(CostModel):
 
     name: ClassVar[str] = "event"
 
-    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
+    def estimate(self, problem: SchedulingProblem, schedule: Schedule) -> Estimate:
+        """Totals of the timeline."""
+        return self.timeline(problem, schedule).estimate()
+
+    def timeline(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
         """Play a schedule through."""
         device, moved = problem.cluster.device, schedule.transfers
         moved_bytes = moved.bytes_of(problem.blocks)
@@ -189,9 +194,9 @@ class SchedulingProblem:
         kinds = PHASE_RESULTS[self.phase]
         return [Sums.of(self.blocks, self.comp_device, kind) for kind in kinds]
 
-    def timeline(self, schedule: Schedule) -> Timeline:
-        """Play an answer through."""
-        return self.cost_model.simulate(self, schedule)
+    def estimate(self, schedule: Schedule) -> Estimate:
+        """Time that an answer takes."""
+        return self.cost_model.estimate(self, schedule)
 
 
 class Scheduler(Backend):

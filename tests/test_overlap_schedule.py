@@ -38,7 +38,7 @@ def problem_of(batch, cluster, phase="forward", seed=0, block_size=8, home=None)
 
 
 def seconds(problem, schedule):
-    return problem.timeline(schedule).estimate().total_s
+    return problem.estimate(schedule).total_s
 
 
 @pytest.mark.property

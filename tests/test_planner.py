@@ -1,6 +1,8 @@
 """Planning a batch: backends by name, `auto`, limits, and what is refused."""
 
 import logging
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from dcp import registry
 from dcp.auto import BASELINES as AUTO_BASELINES
 from dcp.backends.sequential_schedule import SequentialSchedule
 from dcp.baselines.zigzag import Zigzag
+from dcp.cost import Estimate
 from dcp.errors import PlacementError, SpecError, UnknownBackendError
 from dcp.placement import Assignment, Partitioner
 from dcp.plan_request import PlanRequest
+from dcp.scheduling import CostModel, Schedule, SchedulingProblem
 
 HEADS = dcp.AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16)
 CLUSTER = dcp.Cluster(nodes=2, devices_per_node=2)
@@ -57,6 +61,25 @@ def test_auto_is_never_slower_than_the_best_static_scheme_under_the_cost_model(b
             continue  # a scheme that cannot serve the head layout is no rival
     assert static
     assert simulated(plan(batch)) <= min(static)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByTransfers(CostModel):
+    """A cost model that knows totals only."""
+
+    name: ClassVar[str] = "by_transfers"
+
+    def estimate(self, problem: SchedulingProblem, schedule: Schedule) -> Estimate:
+        count = float(len(schedule.transfers))
+        return Estimate(total_s=1 + count, exposed_comm_s=count, overlapped_comm_s=0, idle_s=0)
+
+
+def test_a_cost_model_need_say_no_more_than_an_estimate():
+    made = plan(cost_model=ByTransfers())
+    report = made.report()
+    assert report.forward_s == 1 + made.forward_estimate.exposed_comm_s
+    assert report.exposed_comm_s == report.forward_s + report.backward_s - 2
+    dcp.verification.check_plan(made)
 
 
 @pytest.mark.parametrize("name", AUTO_BASELINES)
@@ -194,7 +217,9 @@ def test_block_sizes_must_be_positive_integers(bad):
 
 
 def test_a_selection_must_be_a_table():
-    with pytest.raises(SpecError, match=r"selection is 'zigzag'; give a dcp\.SelectionTable"):
+    with pytest.raises(
+        SpecError, match=r"selection is 'zigzag'; give a dcp\.selection\.SelectionTable"
+    ):
         plan(selection="zigzag")
 
 

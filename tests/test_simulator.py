@@ -77,8 +77,8 @@ class Remembering(EventModel):
 
     timelines: ClassVar[list[Timeline]] = []
 
-    def simulate(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
-        self.timelines.append(super().simulate(problem, schedule))
+    def timeline(self, problem: SchedulingProblem, schedule: Schedule) -> Timeline:
+        self.timelines.append(super().timeline(problem, schedule))
         return self.timelines[-1]
 
 

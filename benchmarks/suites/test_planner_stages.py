@@ -113,7 +113,7 @@ def test_lower(benchmark: Benchmark, planned: Planned, phase: Any) -> None:
 def test_simulate(benchmark: Benchmark, planned: Planned, phase: Any) -> None:
     problem = _to_schedule(planned, phase)
     schedule = registry.create("schedulers", "overlap").schedule(problem)
-    assert benchmark(lambda: problem.timeline(schedule).estimate()).total_s
+    assert benchmark(lambda: problem.estimate(schedule)).total_s
 
 
 def test_encode(benchmark: Benchmark, planned: Planned) -> None:
