@@ -16,7 +16,7 @@ from dcp.checks import check_kind, check_number, shown
 from dcp.errors import SpecError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
-from dcp.runtime import collectives, sharding, tracing
+from dcp.runtime import collectives, sharding
 from dcp.runtime.agreement import agreement_of
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import (
@@ -24,12 +24,12 @@ from dcp.runtime.autograd import (
     attend,
     backward_inputs,
     forward_inputs,
-    kept_arenas,
     kept_planes,
 )
 from dcp.runtime.buffers import Planes
 from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
+from dcp.runtime.rank_start import start_rank
 from dcp.runtime.sharding import TokenSide
 from dcp.runtime.torch_transport import TorchTransport, message_tag
 from dcp.runtime.transports import LocalTransport, Mailboxes, Transport
@@ -240,21 +240,17 @@ class _RankRunner(Runner):
         return dq, dk, dv
 
     def _run(self, phase: Phase, inputs: dict[Kind, Planes], kept: Planes) -> Executor:
-        program = self.plan.ranks[self.rank].program(phase)
-        device = inputs[Kind.Q][0].device
-        watch = tracing.watch(self.plan, self.rank, phase, device)
-        with watch.setup():
-            executor = Executor(
-                self.plan.blocks,
-                program,
-                inputs,
-                kept=kept_arenas(program, iter(kept)),
-                kernel=self.kernel,
-                transport=self._transport(phase, device),
-                watch=watch,
-            )
+        executor, turns = start_rank(
+            self.plan,
+            self.rank,
+            phase,
+            inputs,
+            iter(kept),
+            kernel=self.kernel,
+            transport=self._transport(phase, inputs[Kind.Q][0].device),
+        )
         # Never yields: both transports below are always ready here.
-        for _ in watch.turns(executor.run()):
+        for _ in turns:
             pass
         return executor
 

@@ -13,19 +13,18 @@ from dcp.checks import check_kind
 from dcp.errors import TransportError
 from dcp.execution_plan import ExecutionPlan
 from dcp.kernel_interface import Kernel
-from dcp.runtime import tracing
 from dcp.runtime.arguments import check_attention_inputs, resolve_kernel
 from dcp.runtime.autograd import (
     Runner,
     attend,
     backward_inputs,
     forward_inputs,
-    kept_arenas,
     kept_planes,
 )
 from dcp.runtime.buffers import Planes
 from dcp.runtime.compilation import uncompiled
 from dcp.runtime.executor import Executor
+from dcp.runtime.rank_start import start_rank
 from dcp.runtime.sharding import TokenSide, num_tokens, shard_for, unshard_from
 from dcp.runtime.transports import LocalTransport, Mailboxes, describe
 from dcp.scheduling import Phase
@@ -144,22 +143,19 @@ class _LocalRunner(Runner):
         mailboxes = Mailboxes()
         executors, transports, runs = [], [], []
         for each in self.plan.ranks:
-            home = inputs(each.rank)
             transport = LocalTransport(mailboxes, each.rank)
-            watch = tracing.watch(self.plan, each.rank, phase, home[Kind.Q][0].device)
-            with watch.setup():
-                executor = Executor(
-                    self.plan.blocks,
-                    each.program(phase),
-                    home,
-                    kept=kept_arenas(each.program(phase), kept),
-                    kernel=self.kernel,
-                    transport=transport,
-                    watch=watch,
-                )
+            executor, turns = start_rank(
+                self.plan,
+                each.rank,
+                phase,
+                inputs(each.rank),
+                kept,
+                kernel=self.kernel,
+                transport=transport,
+            )
             executors.append(executor)
             transports.append(transport)
-            runs.append(watch.turns(executor.run()))
+            runs.append(turns)
         take_turns(runs, transports)
         if mailboxes.held:
             source, target, step = min(mailboxes.held)
