@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -49,16 +51,51 @@ _WANTED = {
 }
 
 
+_SEARCH = settings(
+    max_examples=2000,
+    phases=[Phase.generate],
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
 @pytest.mark.parametrize("what", _WANTED)
 def test_batches_include(what: str) -> None:
-    search = settings(
-        max_examples=2000,
-        phases=[Phase.generate],
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    find(batches(4), _WANTED[what], settings=search)
+    find(batches(4), _WANTED[what], settings=_SEARCH)
+
+
+_WANTED_OF_PLANS = {
+    "auto alone": lambda c: c.options.get("partitioner") == c.options.get("scheduler") == "auto",
+    "auto for a partitioner": lambda c: (
+        c.options.get("partitioner") == "auto" != c.options["scheduler"]
+    ),
+    "auto for a scheduler": lambda c: (
+        c.options.get("scheduler") == "auto" != c.options["partitioner"]
+    ),
+    "a block size chosen for the batch": lambda c: c.block_size == "auto",
+    "limits that bind": lambda c: c.options["limits"] and not c.options["limits"].intra_node,
+    "no limits": lambda c: c.options["limits"] is None,
+    "another seed": lambda c: c.options["seed"] > 0,
+    "less effort": lambda c: c.options["budget"] < 1,
+}
+
+
+@pytest.mark.parametrize("what", _WANTED_OF_PLANS)
+def test_requests_include(what: str) -> None:
+    find(cases(), _WANTED_OF_PLANS[what], settings=_SEARCH)
+
+
+def test_what_is_not_drawn_of_what_plan_takes_is_known() -> None:
+    drawn = {"batch", "heads", "cluster", "block_size"}
+
+    @settings(_SEARCH, max_examples=50)
+    @given(case=cases())
+    def draw(case: Case) -> None:
+        drawn.update(case.options)
+
+    draw()
+    assert set(signature(dcp.plan).parameters) - drawn == {"selection", "cost_model"}
 
 
 @given(spec=specs(), nodes=st.integers(1, 3), devices=st.integers(1, 4), data=st.data())

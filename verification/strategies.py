@@ -1,7 +1,7 @@
 """Hypothesis strategies for whatever a plan may be asked for, small enough to try thousands.
 
-They draw a batch first, then masks that fit its lengths, and so on down to a `Case`: everything
-that `dcp.plan` takes.
+They draw a batch first, then masks that fit its lengths, and so on down to a `Case`: what
+`dcp.plan` takes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from dcp.batch import AttentionSpec, Batch
 from dcp.cluster import Cluster
 from dcp.execution_plan import ExecutionPlan
 from dcp.masks import Mask
+from dcp.placement import Limits
 from dcp.planner import plan
 from dcp.slices import FAR
 from dcp.verification.any_placement import AnyPlacement
@@ -42,13 +43,13 @@ class Case:
     """What `dcp.plan` is asked for; its repr says all of it.
 
     Attributes:
-        options: `partitioner` and `scheduler`, or `baseline`.
+        options: `partitioner` and `scheduler`, or `baseline`, and whatever else it takes by name.
     """
 
     batch: Batch
     spec: AttentionSpec
     cluster: Cluster
-    block_size: int
+    block_size: int | Literal["auto"]
     options: dict[str, Any]
 
     def __repr__(self) -> str:
@@ -229,6 +230,14 @@ def available(group: str) -> tuple[str, ...]:
     return tuple(each.name for each in registry.entries(group) if each.availability.available)
 
 
+def limits() -> st.SearchStrategy[Limits]:
+    """From those that few placements keep to those that nothing exceeds."""
+    between, inside = st.sampled_from([0.4, 0.0, 3.0]), st.sampled_from([0.1, 0.0, 1.0])
+    return st.builds(
+        Limits, inter_node=between, intra_node=inside, device=st.sampled_from([None, 0.0, 0.2])
+    )
+
+
 def partitioners() -> st.SearchStrategy[Any]:
     """Placements of every kind, and those of the partitioners that run in this process."""
     # KaHyPar starts a process of its own for every problem: too slow to be drawn by the hundred.
@@ -260,20 +269,39 @@ def baselines(draw: st.DrawFn, spec: AttentionSpec, cluster: Cluster) -> str:
 
 
 @st.composite
+def ways(draw: st.DrawFn, spec: AttentionSpec, cluster: Cluster) -> dict[str, Any]:
+    """What places and schedules: some partitioner and scheduler, a static scheme, or `auto`."""
+    # "auto" plans several times, so it is drawn for few.
+    way = draw(st.sampled_from([*["planned", "static"] * 4, "auto", "half auto"]))
+    if way == "static":
+        return {"baseline": draw(baselines(spec, cluster))}
+    if way == "auto":
+        return {"partitioner": "auto", "scheduler": "auto"}
+    chosen = {"partitioner": draw(partitioners()), "scheduler": draw(schedulers())}
+    open_one = draw(st.sampled_from(list(chosen))) if way == "half auto" else None
+    return chosen if open_one is None else {**chosen, open_one: "auto"}
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> dict[str, Any]:
+    """What else `dcp.plan` takes by name."""
+    return {
+        "keep_bytes": draw(st.sampled_from([0, None, 500])),
+        "limits": draw(st.none() | limits()),
+        "seed": draw(st.integers(0, 99)),
+        "budget": draw(st.sampled_from([1.0, 0.1, 2.0])),
+    }
+
+
+@st.composite
 def cases(draw: st.DrawFn, dtype: str = "float64") -> Case:
-    """Anything that `dcp.plan` may be asked for."""
+    """Whatever `dcp.plan` may be asked for, but for selection tables and cost models."""
     block_size = draw(block_sizes())
     spec, cluster = draw(specs(dtype)), draw(clusters())
-    options: dict[str, Any]
-    if draw(st.booleans()):
-        options = {"partitioner": draw(partitioners()), "scheduler": draw(schedulers())}
-    else:
-        options = {"baseline": draw(baselines(spec, cluster))}
-    options["keep_bytes"] = draw(st.sampled_from([0, None, 500]))
     return Case(
         batch=draw(batches(block_size)),
         spec=spec,
         cluster=cluster,
-        block_size=block_size,
-        options=options,
+        block_size=draw(st.sampled_from([block_size] * 7 + ["auto"])),
+        options=draw(ways(spec, cluster)) | draw(settings()),
     )
