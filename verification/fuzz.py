@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,11 +74,11 @@ def fuzz(
         check_integer("examples", examples)
     check_integer("first_seed", first_seed, least=0)
     check_choice("dtype", dtype, DTYPE_BYTES)
-    started, tried, round_seed = time.monotonic(), 0, first_seed
-    while examples is None or tried < examples:
-        if seconds is not None and time.monotonic() - started >= seconds:
-            break
-        count = min(_EXAMPLES_A_ROUND, _EXAMPLES_A_ROUND if examples is None else examples - tried)
+    most = math.inf if examples is None else examples
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    tried, round_seed = 0, first_seed
+    while tried < most and time.monotonic() < end:
+        count = int(min(_EXAMPLES_A_ROUND, most - tried))
         found = _round(round_seed, count, dtype, check)
         if found.error is not None:
             return replace(found, examples=tried + found.examples)
