@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp.arrays import FloatArray, IntArray
-from dcp.backends.search_kernels import anneal
+from dcp.backends.search_kernels import ROUND, anneal
 from dcp.backends.search_random import scattered
 from dcp.backends.search_state import State
 
@@ -20,7 +20,9 @@ _LOTTERY = np.array([round(-math.log((i + 0.5) / 1024) * 2**20) / 2**20 for i in
 
 
 def shares(users: float, *, by_runs: bool) -> IntArray:
-    """Cumulated shares of the kinds of move out of 256: computation, line, home (with lines), [3].
+    """Where in a round moves of the next kind begin: lines, homes, homes with lines, [3].
+
+    The first are single computations.
 
     Args:
         users: Computations of a net on average; moves of long lines are tried less often.
@@ -87,7 +89,7 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
     Args:
         state: Where to start; changed.
         heats: Hottest temperature of every cycle, in units of `Prices.unit`.
-        steps: Moves tried a cycle.
+        steps: Moves tried a cycle, in whole rounds for each stage.
         seed: Any integer.
     """
     prices = Prices.of(state)
@@ -100,7 +102,7 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
             temperatures(prices.unit, heat),
             prices.work,
             prices.token,
-            max(1, steps // _STAGES),
+            max(1, round(steps / (_STAGES * ROUND))),
             moves,
             _LOTTERY,
             _seed_of(seed, cycle),

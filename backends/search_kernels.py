@@ -21,6 +21,9 @@ from dcp.compiled import compiled, inlined, inner
 U4, U8 = np.uint32, np.uint64
 _MULTIPLIER = U8(2685821657736338717)
 
+# Moves of a round, in which every kind of move has its share.
+ROUND = 256
+
 # Computations with the queries of neighbouring token blocks that move together, at most.
 _MOST_USERS = 32
 
@@ -70,7 +73,7 @@ def user_change(s: State, net: Any, a: Any, b: Any, leaves: Any) -> Any:
     return s.nets[net].size * links
 
 
-@inner
+@inlined
 def place(s: State, comp: Any, b: Any) -> Any:
     """Compute a block on device b; returns the weighted bytes added. Leaves `excess` as it is."""
     a = s.comps[comp].device
@@ -91,6 +94,15 @@ def place(s: State, comp: Any, b: Any) -> Any:
     s.nodes[node_a].work -= work
     s.nodes[node_b].work += work
     s.comps[comp].device = b
+    return change
+
+
+@inner
+def place_all(s: State, begin: Any, end: Any, b: Any) -> Any:
+    """Compute a part of the journal's blocks on device b; returns the weighted bytes added."""
+    change = 0.0
+    for index in range(begin, end):
+        change += place(s, s.journal[index], b)
     return change
 
 
@@ -195,59 +207,63 @@ def try_computation(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> Non
         return
     change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, s.comps[comp].work)
     if change <= bar:
-        place(s, comp, b)
+        s.journal[0] = comp
+        place_all(s, np.int64(0), np.int64(1), b)
         record_excess(s.devices, s.nodes, s.rules, a, b)
 
 
-@inner
+@inlined
 def try_line(s: State, r: Any, r2: Any, bar: Any, work_price: Any) -> None:
     """All users of a net on one device to its home or to where another user is."""
     comp = pick(r >> U8(32), U8(s.comps.shape[0]))
     a = s.comps[comp].device
     along_row = (r2 & U8(1)) == U8(1)
     net = s.comps[comp].row if along_row else s.comps[comp].column
-    home = s.tokens[s.nets[net].token].home
-    b = home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
-    if a == b:
-        return
+    b = s.tokens[s.nets[net].token].home if r2 & U8(2) else random_user(s, net, r2 >> U8(32))
+    if a != b:
+        move_line(s, net, along_row, a, b, bar, work_price)
+
+
+@inner
+def move_line(
+    s: State, net: Any, along_row: Any, a: Any, b: Any, bar: Any, work_price: Any
+) -> None:
+    """All users of a net on device a to device b, if that passes."""
     change, work = user_change(s, net, a, b, np.bool_(True)), np.int64(0)
-    first = s.nets[net].first
+    moved, first = np.int64(0), s.nets[net].first
     for pin in range(first, first + s.nets[net].users):
         other = s.pins[pin]
         if s.comps[other].device == a:
             across = s.comps[other].column if along_row else s.comps[other].row
             change += user_change(s, across, a, b, s.used[across, a] == 1)
             work += s.comps[other].work
+            s.journal[moved] = other
+            moved += 1
     change -= work_price * known_excess(s.devices, s.nodes, a, b)
     if change > bar:
         return
     change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, work)
     if change <= bar:
-        for pin in range(first, first + s.nets[net].users):
-            other = s.pins[pin]
-            if s.comps[other].device == a:
-                place(s, other, b)
+        place_all(s, np.int64(0), moved, b)
         record_excess(s.devices, s.nodes, s.rules, a, b)
 
 
-@inner
-def move_lines(s: State, token: Any, sides: Any, a: Any, b: Any, moved: Any) -> Any:
-    """What device a computes with a token block's queries (2 sides: and keys) to device b.
+@inlined
+def list_lines(s: State, token: Any, sides: Any, device: Any, listed: Any) -> Any:
+    """Add to the journal what a device computes with a token block's queries (2 sides: and keys).
 
-    Returns the weighted bytes added and the length of the journal.
+    Returns the length of the journal.
     """
-    change = 0.0
     groups = s.rules.groups
     for side in range(sides):
         line = (side * s.tokens.shape[0] + token) * groups
         for net in range(line, line + groups):
             for pin in range(s.nets[net].first, s.nets[net].first + s.nets[net].users):
                 comp = s.pins[pin]
-                if s.comps[comp].device == a:
-                    change += place(s, comp, b)
-                    s.journal[moved] = comp
-                    moved += 1
-    return change, moved
+                if s.comps[comp].device == device:
+                    s.journal[listed] = comp
+                    listed += 1
+    return listed
 
 
 @inner
@@ -311,19 +327,34 @@ def other_home(s: State, token: Any, r2: Any) -> Any:
     return pick(r2 >> U8(32), U8(s.devices.shape[0]))
 
 
-@inner
+@inlined
 def try_homes(
     s: State, r: Any, r2: Any, bar: Any, work_price: Any, token_price: Any, with_lines: Any
 ) -> None:
-    """A token block to another device, mostly in exchange for one from there.
-
-    If that does not pass by itself, what the old homes compute with the blocks' queries
-    (sometimes their keys too) may go with them. Then neighbours may go together, too.
-    """
+    """A token block to another device, mostly in exchange for one from there."""
     token = pick(r >> U8(32), U8(s.tokens.shape[0]))
     a, b = s.tokens[token].home, other_home(s, token, r2)
-    if a == b:
-        return
+    if a != b:
+        exchange_homes(s, token, a, b, r2, bar, work_price, token_price, with_lines)
+
+
+@inner
+def exchange_homes(
+    s: State,
+    token: Any,
+    a: Any,
+    b: Any,
+    r2: Any,
+    bar: Any,
+    work_price: Any,
+    token_price: Any,
+    with_lines: Any,
+) -> None:
+    """A token block from device a to device b, mostly in exchange, if that passes.
+
+    If it does not pass by itself, what the old homes compute with the blocks' queries
+    (sometimes their keys too) may go with them. Then neighbours may go together, too.
+    """
     longest = np.int64(1)
     if with_lines:
         longest = min(np.int64(1) << np.int64((r2 >> U8(19)) & U8(3)), s.rules.longest)
@@ -355,19 +386,19 @@ def try_homes(
         return
     sides, moved = _sides(r2 >> U8(12)), np.int64(0)
     for each in range(token, token + blocks):
-        added, moved = move_lines(s, each, sides, a, b, moved)
-        change += added
+        begin, moved = moved, list_lines(s, each, sides, a, moved)
+        change += place_all(s, begin, moved, b)
     sides, moved_first = _sides(r2 >> U8(14)), moved
     for each in range(other, other + other_blocks):
-        added, moved = move_lines(s, each, sides, b, a, moved)
-        change += added
+        begin, moved = moved, list_lines(s, each, sides, b, moved)
+        change += place_all(s, begin, moved, a)
     change -= work_price * known_excess(s.devices, s.nodes, a, b)
     change += work_price * excess_after(s.devices, s.nodes, s.rules, a, b, np.int64(0))
     if change <= bar:
         record_excess(s.devices, s.nodes, s.rules, a, b)
         return
-    for index in range(moved - 1, -1, -1):
-        place(s, s.journal[index], a if index < moved_first else b)
+    place_all(s, moved_first, moved, b)
+    place_all(s, np.int64(0), moved_first, a)
     set_homes(s.tokens, s.devices, token, blocks, a)
     set_homes(s.tokens, s.devices, other, other_blocks, b)
 
@@ -384,7 +415,7 @@ def anneal(
     temperatures: Any,
     work_price: Any,
     token_price: Any,
-    steps: Any,
+    rounds: Any,
     shares: Any,
     lottery: Any,
     seed: Any,
@@ -395,8 +426,9 @@ def anneal(
         s: Placement to improve.
         temperatures: Weighted bytes, one a stage, float64 [stages].
         work_price, token_price: Weighted bytes for a unit over a limit.
-        steps: Moves tried in each stage.
-        shares: Cumulated shares of the kinds of move, out of 256, int64 [3].
+        rounds: Rounds of moves tried in each stage.
+        shares: Moves of a round before those of each next kind, int64 [3]. Kinds follow one
+            another rather than at random, which the processor foresees.
         lottery: −ln of evenly spread numbers in (0, 1), float64 [1024]: a move passes that
             adds no more than the temperature times one of them.
         seed: uint64, not 0.
@@ -406,16 +438,17 @@ def anneal(
     )
     x = U8(seed)
     for stage in range(temperatures.shape[0]):
-        for _ in range(steps):
-            x = scrambled(x)
-            r = x * _MULTIPLIER
-            x = scrambled(x)
-            r2 = x * _MULTIPLIER
-            bar = temperatures[stage] * lottery[r & U8(1023)]
-            kind = np.int64((r >> U8(10)) & U8(255))
-            if kind < shares[0]:
-                try_computation(s, r, r2, bar, work_price)
-            elif kind < shares[1]:
-                try_line(s, r, r2, bar, work_price)
-            else:
-                try_homes(s, r, r2, bar, work_price, token_price, kind >= shares[2])
+        for _ in range(rounds):
+            for kind in range(ROUND):
+                x = scrambled(x)
+                r = x * _MULTIPLIER
+                x = scrambled(x)
+                r2 = x * _MULTIPLIER
+                bar = temperatures[stage] * lottery[r & U8(1023)]
+                if kind < shares[0]:
+                    try_computation(s, r, r2, bar, work_price)
+                elif kind < shares[1]:
+                    try_line(s, r, r2, bar, work_price)
+                else:
+                    with_lines = kind >= shares[2]
+                    try_homes(s, r, r2, bar, work_price, token_price, with_lines)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle, islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,23 +36,28 @@ _MOST_GROUPS = 8
 _COARSER = 1.5
 """How many times fewer blocks a level has than the next finer one, where nodes are searched."""
 
-_NODE_STEPS, _SHORT_STEPS, _STEPS = 90_000, 40_000, 100_000
+_NODE_STEPS, _SHORT_STEPS, _STEPS = 74_000, 37_000, 74_000
 """Moves a cycle of annealing: of nodes, of one start among several, of the best."""
 
-_STEPS_A_BLOCK = 750
+_STEPS_A_BLOCK = 640
 """Moves of nodes for each token block, where that is fewer."""
 
-_SLACK = 0.5
+_TRIES = 2
+"""Searches in nodes, and as many deals under sparse masks; one search often misses by a lot."""
+
+_SLACKS = (0.5, 0.25)
 """How much of what its devices may hold beyond the tightest packing a node may use at first.
 
-With more, sequences stay whole more often; with less, the blocks pack into the devices.
+With more, sequences stay whole more often; with less, the blocks pack into the devices. So
+searches in turn have one or the other.
 """
 
 _USUAL_COMPUTATIONS, _GROWTH = 4000, 0.6
 """More computations than this take more moves, but not in proportion."""
 
-_EFFORT_FOR_MORE = 2.0
-"""From this effort on, nodes first is not the only start."""
+_EFFORT_FOR_MORE, _ENTRY_FOR_MORE = 2.0, 0.5
+"""From this effort on, or up to this price of a byte's entry to a node, nodes first is not the
+only start."""
 
 _CYCLES = 2
 """Cycles of annealing at a time; temperatures of the cycles in turn follow."""
@@ -59,6 +66,20 @@ _HEATS, _SPARSE_HEATS = (0.2, 0.8), (0.4, 1.6)
 
 _SPARSE = 4.5
 """A level is sparse where a net has fewer users on average, as under windows."""
+
+
+class _InNodes(NamedTuple):
+    """An answer in nodes; the lesser in its first two entries is the better.
+
+    Attributes:
+        spills: Whether its nodes' blocks do not pack into their devices.
+        cost: Its score.
+        answer: Homes and devices, with nodes for devices.
+    """
+
+    spills: bool
+    cost: float
+    answer: Assignment
 
 
 class Search:
@@ -76,6 +97,8 @@ class Search:
         # Nodes matter where there are several of several devices, and links that cost more.
         self._by_nodes = min(self._places.nodes, self._places.per_node, inter_weight) > 1
         self._effort = problem.budget**0.5
+        cheap_entry = self._places.entry <= _ENTRY_FOR_MORE
+        self._also_all_at_once = cheap_entry or self._effort >= _EFFORT_FOR_MORE
         self._seed = problem.seed * 1000
 
     def run(self) -> Assignment:
@@ -101,48 +124,63 @@ class Search:
             cut = bisected(level, self._places, node)
             yield level, self._places.state(level, cut, node=home)
         level = self._coarsest(self._runs)
-        if not self._by_nodes or self._effort >= _EFFORT_FOR_MORE:
+        if not self._by_nodes or self._also_all_at_once:
             yield level, self._places.state(level, bisected(level, self._places))
         if _is_sparse(level):
             yield level, self._places.state(level, *dealt(level, self._places))
 
     def _in_nodes(self) -> list[Assignment]:
         """Answers in nodes: the better half of some, those first that pack into the devices."""
-        tries = max(1, round(self._effort))
-        found = [self._searched_in_nodes() for _ in range(tries)]
-        found += self._dealt_to_nodes(2 * tries - 1)
+        tries = max(1, round(_TRIES * self._effort))
+        level, states = self._searched_in_nodes(tries)
+        found = [self._packed(level, state) for state in states]
+        found += [self._judged(level, state) for state in self._dealt_to_nodes(level, tries)]
         found.sort(key=lambda one: one[:2])
-        return [answer for _, _, answer in found[: (len(found) + 1) // 2]]
+        return [one.answer for one in found[: (len(found) + 1) // 2]]
 
-    def _searched_in_nodes(self) -> tuple[bool, float, Assignment]:
-        """Whether its nodes' blocks do not pack, score, and an answer in nodes.
-
-        From whole sequences to single blocks.
-        """
+    def _searched_in_nodes(self, tries: int) -> tuple[Level, list[State]]:
+        """Several searches from whole sequences to single blocks; the last level, too."""
         tight = self._tight_nodes
         most = Places.nodes_of(self._problem).token_limit
-        slack = round(_SLACK * (most - tight.token_limit))
-        room = replace(tight, token_limit=tight.token_limit + slack)
-        lengths = self._node_lengths
-        answer, cost = self._nodes_annealed(lengths[0], None, room)
-        for length in lengths[1:]:
-            answer, cost = self._nodes_annealed(length, answer, room)
-        if self._fits(answer):
-            return False, cost, answer
-        answer, cost = self._nodes_annealed(lengths[-1], answer, tight)
-        return not self._fits(answer), cost, answer
+        rooms = [
+            replace(tight, token_limit=round(tight.token_limit * (1 - slack) + most * slack))
+            for slack in islice(cycle(_SLACKS), tries)
+        ]
+        level = self._level(self._runs, self._node_lengths[0], apart=1)
+        begun = bisected(level, tight)
+        states = [self._annealed_nodes(level, room.state(level, begun)) for room in rooms]
+        for length in self._node_lengths[1:]:
+            coarser, level = level, self._level(self._runs, length, apart=1)
+            states = [
+                self._annealed_nodes(level, _passed_on(coarser, state, level, room))
+                for state, room in zip(states, rooms, strict=True)
+            ]
+        return level, states
 
-    def _dealt_to_nodes(self, most: int) -> list[tuple[bool, float, Assignment]]:
-        """The same from sequences dealt to nodes under a sparse mask, annealed cold."""
-        level = self._level(self._runs, self._node_lengths[-1], apart=1)
+    def _packed(self, level: Level, state: State) -> _InNodes:
+        """What a search in nodes found, searched on with less room if its blocks do not pack."""
+        found = self._judged(level, state)
+        if not found.spills:
+            return found
+        tight = _passed_on(level, state, level, self._tight_nodes)
+        return self._judged(level, self._annealed_nodes(level, tight))
+
+    def _judged(self, level: Level, state: State) -> _InNodes:
+        answer = _answer(level, state)
+        return _InNodes(not self._fits(answer), score(state), answer)
+
+    def _annealed_nodes(self, level: Level, state: State) -> State:
+        return self._annealed(state, _node_steps(level), _CYCLES)
+
+    def _dealt_to_nodes(self, level: Level, most: int) -> list[State]:
+        """Sequences dealt to nodes under a sparse mask, annealed cold."""
         if not _is_sparse(level):
             return []
-        nodes, found = self._tight_nodes, []
-        for deal in best_dealt(level, nodes, self._problem.seed, most):
-            state = self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
-            answer = _answer(level, state)
-            found.append((not self._fits(answer), score(state), answer))
-        return found
+        nodes = self._tight_nodes
+        return [
+            self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
+            for deal in best_dealt(level, nodes, self._problem.seed, most)
+        ]
 
     @cached_property
     def _tight_nodes(self) -> Places:
@@ -156,19 +194,6 @@ class Search:
         held = (tokens[answer.token_home == node] for node in range(places.nodes))
         packed = (pack_within(one, places.per_node, places.token_limit) for one in held)
         return all(where is not None for where in packed)
-
-    def _nodes_annealed(
-        self, length: int, answer: Assignment | None, nodes: Places
-    ) -> tuple[Assignment, float]:
-        """An answer in nodes and its score; head groups stay together, as parting them costs."""
-        tied = self._level(self._runs, length, apart=1)
-        if answer is None:
-            state = nodes.state(tied, bisected(tied, nodes))
-        else:
-            home, node = tied.lowered(answer)
-            state = nodes.state(tied, node, home)
-        state = self._annealed(state, _node_steps(tied), _CYCLES)
-        return _answer(tied, state), score(state)
 
     def _regrouped(self, level: Level, state: State) -> State:
         if not self._by_nodes:
