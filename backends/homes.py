@@ -16,6 +16,9 @@ from dcp.packing import loads
 
 _MAX_PASSES = 8
 
+_MOST_EXCHANGES = 400_000
+"""Pairs of blocks compared for one exchange; of more, some evenly spread, if any of these helps."""
+
 _Step = tuple[int, int, int | None]
 """A token block, the device it moves to, and the block that comes back, if any."""
 
@@ -133,14 +136,17 @@ def _best_exchange(
     excess: int,
 ) -> _Step | None:
     others = np.flatnonzero(home != full)
-    out, back = tokens[mine][:, None], tokens[others][None, :]
-    shed = out - back
-    legal = (shed > 0) & (room[home[others]][None, :] >= shed)
-    if not legal.any():
+    thinned = others[:: 1 + len(mine) * len(others) // _MOST_EXCHANGES]
+    for tried in (thinned, others):
+        shed = tokens[mine][:, None] - tokens[tried][None, :]
+        legal = (shed > 0) & (room[home[tried]][None, :] >= shed)
+        if legal.any():
+            break
+    else:
         return None
-    loss = (saving[mine, full][:, None] - saving[mine][:, home[others]]) + (
-        saving[others, home[others]] - saving[others, full]
+    loss = (saving[mine, full][:, None] - saving[mine][:, home[tried]]) + (
+        saving[tried, home[tried]] - saving[tried, full]
     )[None, :]
     price = np.where(legal, loss / np.maximum(np.minimum(shed, excess), 1), np.inf)
     index, other = np.unravel_index(int(price.argmin()), price.shape)
-    return int(mine[index]), int(home[others[other]]), int(others[other])
+    return int(mine[index]), int(home[tried[other]]), int(tried[other])

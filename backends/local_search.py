@@ -14,12 +14,21 @@ from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 _EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
+_MOST_WEIGHT = 1e6
+
 _FEW_COMPUTATIONS, _FEW_DEVICES, _MORE_COMPUTATIONS = 300, 8, 20_000
 """Up to so many computations the answer of `greedy` is a start, too: on few devices, or under
 tight limits, up to the larger number.
 
 There it takes little time, and it is mostly a matter of which sequences to cut, where annealing
 may miss the best ones.
+"""
+
+_FEW_A_BLOCK, _MOST_ITEMS = 2, 4_000_000
+"""So is it where blocks have about one computation a head group, up to so many by devices.
+
+Sequences are short there, and mostly best left whole, which annealing hardly comes back to from
+a cut. Beyond that number `greedy` takes seconds.
 """
 
 _TIGHT, _ROOM = 0.03, 0.04
@@ -41,7 +50,7 @@ class LocalSearch(Partitioner):
             nodes may be uneven for the sake of crossings.
 
     Raises:
-        SpecError: a weight below 1 or not finite.
+        SpecError: a weight below 1 or above a million.
     """
 
     name: ClassVar[str] = "local_search"
@@ -50,7 +59,7 @@ class LocalSearch(Partitioner):
 
     def __post_init__(self) -> None:
         if self.inter_weight is not None:
-            check_number("inter_weight", self.inter_weight, least=1.0)
+            check_number("inter_weight", self.inter_weight, least=1.0, most=_MOST_WEIGHT)
 
     def place(self, problem: PlacementProblem) -> Assignment:
         """Search; where limits are hard to meet or blocks are few, a construction may do better."""
@@ -78,8 +87,11 @@ class LocalSearch(Partitioner):
 
 
 def _is_small(problem: PlacementProblem) -> bool:
-    hard = problem.cluster.num_devices <= _FEW_DEVICES or _is_tight(problem.limits)
-    return len(problem.comp_q) <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
+    computations, devices = len(problem.comp_q), problem.cluster.num_devices
+    hard = devices <= _FEW_DEVICES or _is_tight(problem.limits)
+    few = computations <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
+    short = computations <= _FEW_A_BLOCK * problem.data_bytes[0].size
+    return few or (short and computations * devices <= _MOST_ITEMS)
 
 
 def _is_tight(limits: Limits) -> bool:

@@ -99,7 +99,10 @@ def place(s: State, comp: Any, b: Any) -> Any:
 
 @inner
 def place_all(s: State, begin: Any, end: Any, b: Any) -> Any:
-    """Compute a part of the journal's blocks on device b; returns the weighted bytes added."""
+    """Compute a part of the journal's blocks on device b; returns the weighted bytes added.
+
+    All moves end here, so that `place` is compiled once.
+    """
     change = 0.0
     for index in range(begin, end):
         change += place(s, s.journal[index], b)
@@ -252,7 +255,8 @@ def move_line(
 def list_lines(s: State, token: Any, sides: Any, device: Any, listed: Any) -> Any:
     """Add to the journal what a device computes with a token block's queries (2 sides: and keys).
 
-    Returns the length of the journal.
+    What it computes with both stands there twice, which moves it once. Returns the length of the
+    journal.
     """
     groups = s.rules.groups
     for side in range(sides):

@@ -208,7 +208,7 @@ class Search:
         growth = max(1.0, len(state.comps) / _USUAL_COMPUTATIONS) ** _GROWTH
         return improved(
             state,
-            [hot[cycle % len(hot)] for cycle in range(cycles)],
+            [hot[turn % len(hot)] for turn in range(cycles)],
             max(1, round(steps * growth * self._effort)),
             self._seed,
         )

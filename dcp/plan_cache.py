@@ -85,12 +85,13 @@ def _content(name: str, value: Any) -> object:
     elif value is None or isinstance(value, str | bytes | bool | float):
         parts = repr(value)
     elif isinstance(value, np.ndarray | np.generic):
-        parts = [value.dtype.str, value.shape, _content(name, value.tolist())]
+        raw = _content(name, value.tolist()) if value.dtype.hasobject else value.tobytes()
+        parts = [value.dtype.descr, value.shape, raw]
     elif isinstance(value, Mapping):
         parts = [(_content(name, key), _content(name, each)) for key, each in value.items()]
     elif isinstance(value, list | tuple):
         parts = [_content(name, each) for each in value]
-    elif dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
+    elif _holds_fields_only(value):
         told = dataclasses if dataclasses.is_dataclass(value) else msgspec.structs
         fields = [field.name for field in told.fields(value)]
         parts = [(field, _content(name, getattr(value, field))) for field in fields]
@@ -100,3 +101,14 @@ def _content(name: str, value: Any) -> object:
             "dataclass of plain values, or name a backend by a request string"
         )
     return kind.__module__, kind.__qualname__, parts
+
+
+def _holds_fields_only(value: Any) -> bool:
+    """Whether a value is a dataclass's or a struct's, and has no state besides its fields."""
+    if isinstance(value, msgspec.Struct):
+        return True
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return False
+    return {field.name for field in dataclasses.fields(value)} >= set(
+        getattr(value, "__dict__", ())
+    )

@@ -59,8 +59,8 @@ class TritonAttention(Kernel):
         for name, tile in (("tile_q", self.tile_q), ("tile_k", self.tile_k)):
             if tile is None:
                 continue
-            check_integer(name, tile, least=0)
-            if tile < 16 or tile & (tile - 1):
+            check_integer(name, tile, least=16)
+            if tile & (tile - 1):
                 raise SpecError(f"{name} is {tile}; legal: powers of two of 16 or more, or None")
 
     @classmethod

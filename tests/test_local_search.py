@@ -338,6 +338,12 @@ HARD = {
         TWO_BY_TWO,
         block_size=512,
     ),
+    "many short sequences in eight head groups": lambda: problem_of(
+        Batch([1600] * 80),
+        FOUR_BY_EIGHT,
+        block_size=2048,
+        spec=AttentionSpec(num_q_heads=32, num_kv_heads=8, head_dim=64),
+    ),
     "many blocks under tight limits": lambda: problem_of(
         Batch([60_000] * 8),
         THREE_BY_FIVE,
@@ -449,7 +455,7 @@ def fields(problem: PlacementProblem) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in problem.__dataclass_fields__}
 
 
-@pytest.mark.parametrize("weight", [0.5, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [0.5, -1.0, float("nan"), float("inf"), 1e300])
 def test_illegal_weights_are_refused(weight: float) -> None:
     with pytest.raises(SpecError, match=r"inter_weight is .* 1 or more"):
         LocalSearch(inter_weight=weight)

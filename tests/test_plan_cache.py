@@ -108,6 +108,20 @@ def test_what_cannot_be_told_apart_by_content_is_refused(table):
         dcp.PlanCache().plan(dcp.Batch([5]), HEADS, CLUSTER, partitioner=OneDevice(table=table))
 
 
+class OneDeviceWithMore(OneDevice):
+    """Has a state that is no field."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "more", more)
+
+
+@pytest.mark.parametrize("partitioner", [OneDeviceWithMore(1), OneDevice])
+def test_backends_with_more_than_fields_and_classes_are_refused(partitioner):
+    with pytest.raises(SpecError, match="whose content cannot be read"):
+        dcp.PlanCache().plan(dcp.Batch([5]), HEADS, CLUSTER, partitioner=partitioner)
+
+
 def test_the_least_recently_used_plan_goes_first():
     cache = dcp.PlanCache(max_plans=2)
     for length in (10, 20, 10, 30, 10, 20):
