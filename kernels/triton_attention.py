@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dcp.backend import Availability
 from dcp.blocks import BlockGraph
-from dcp.checks import check_integer
+from dcp.checks import shown
 from dcp.errors import SpecError
 from dcp.instructions import Buffer, Program
 from dcp.kernel_interface import BlockMask, Kernel
@@ -57,11 +57,9 @@ class TritonAttention(Kernel):
 
     def __post_init__(self) -> None:
         for name, tile in (("tile_q", self.tile_q), ("tile_k", self.tile_k)):
-            if tile is None:
+            if tile is None or (type(tile) is int and tile >= 16 and tile & (tile - 1) == 0):
                 continue
-            check_integer(name, tile, least=16)
-            if tile & (tile - 1):
-                raise SpecError(f"{name} is {tile}; legal: powers of two of 16 or more, or None")
+            raise SpecError(f"{name} is {shown(tile)}; legal: powers of two of 16 or more, or None")
 
     @classmethod
     def availability(cls) -> Availability:
