@@ -136,8 +136,8 @@ def _best_exchange(
     excess: int,
 ) -> _Step | None:
     others = np.flatnonzero(home != full)
-    thinned = others[:: 1 + len(mine) * len(others) // _MOST_EXCHANGES]
-    for tried in (thinned, others):
+    stride = 1 + len(mine) * len(others) // _MOST_EXCHANGES
+    for tried in (others[::stride], others) if stride > 1 else (others,):
         shed = tokens[mine][:, None] - tokens[tried][None, :]
         legal = (shed > 0) & (room[home[tried]][None, :] >= shed)
         if legal.any():

@@ -98,7 +98,7 @@ class Search:
         self._by_nodes = min(self._places.nodes, self._places.per_node, inter_weight) > 1
         self._effort = problem.budget**0.5
         cheap_entry = self._places.entry <= _ENTRY_FOR_MORE
-        self._also_all_at_once = cheap_entry or self._effort >= _EFFORT_FOR_MORE
+        self._all_at_once = not self._by_nodes or cheap_entry or self._effort >= _EFFORT_FOR_MORE
         self._seed = problem.seed * 1000
 
     def run(self) -> Assignment:
@@ -124,7 +124,7 @@ class Search:
             cut = bisected(level, self._places, node)
             yield level, self._places.state(level, cut, node=home)
         level = self._coarsest(self._runs)
-        if not self._by_nodes or self._also_all_at_once:
+        if self._all_at_once:
             yield level, self._places.state(level, bisected(level, self._places))
         if _is_sparse(level):
             yield level, self._places.state(level, *dealt(level, self._places))
