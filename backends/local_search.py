@@ -11,7 +11,7 @@ from dcp.backends.answers import keeps_tokens, trivial_answer
 from dcp.checks import check_number
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 
-_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 3.0
+_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 5.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
 _MOST_WEIGHT = 1e6
@@ -22,13 +22,6 @@ tight limits, up to the larger number.
 
 There it takes little time, and it is mostly a matter of which sequences to cut, where annealing
 may miss the best ones.
-"""
-
-_FEW_A_BLOCK, _MOST_ITEMS = 2, 4_000_000
-"""So is it where blocks have about one computation a head group, up to so many by devices.
-
-Sequences are short there, and mostly best left whole, which annealing hardly comes back to from
-a cut. Beyond that number `greedy` takes seconds.
 """
 
 _TIGHT, _ROOM = 0.03, 0.04
@@ -46,7 +39,7 @@ class LocalSearch(Partitioner):
     Args:
         inter_weight: What a byte between nodes costs, where one inside a node costs 1. More lets
             fewer bytes cross, for more bytes in all. None: 1.25 under a limit over all devices,
-            which saves the crossings that cost next to no other bytes; 3 without one, where
+            which saves the crossings that cost next to no other bytes; 5 without one, where
             nodes may be uneven for the sake of crossings.
 
     Raises:
@@ -89,9 +82,7 @@ class LocalSearch(Partitioner):
 def _is_small(problem: PlacementProblem) -> bool:
     computations, devices = len(problem.comp_q), problem.cluster.num_devices
     hard = devices <= _FEW_DEVICES or _is_tight(problem.limits)
-    few = computations <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
-    short = computations <= _FEW_A_BLOCK * problem.data_bytes[0].size
-    return few or (short and computations * devices <= _MOST_ITEMS)
+    return computations <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
 
 
 def _is_tight(limits: Limits) -> bool:

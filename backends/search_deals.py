@@ -30,11 +30,15 @@ class Deal(NamedTuple):
     device: IntArray
     home: IntArray
 
+    @classmethod
+    def of(cls, level: Level, home: IntArray) -> Deal:
+        """The deal of these homes, [T]."""
+        return cls(home[level.query_token], home)
+
 
 def dealt(level: Level, places: Places) -> Deal:
     """The deal in the order of the batch."""
-    home = _homes(level, len(places), np.arange(_runs(level))[None])[0]
-    return Deal(home[_query_block(level)], home)
+    return Deal.of(level, _homes(level, len(places), np.arange(_runs(level))[None])[0])
 
 
 def best_dealt(level: Level, places: Places, seed: int, most: int) -> list[Deal]:
@@ -49,14 +53,9 @@ def best_dealt(level: Level, places: Places, seed: int, most: int) -> list[Deal]
     items = max(len(level.comps), len(level.nets) // 2 * len(places))
     count = int(np.clip(_MOST_ITEMS // max(items, 1), 1, _ORDERS))
     homes = _homes(level, len(places), _orders(level, seed, count))
-    devices = homes[:, _query_block(level)]
+    devices = homes[:, level.query_token]
     _, cheapest = np.unique(_costs(level, places, homes, devices), return_index=True)
     return [Deal(devices[one], homes[one]) for one in cheapest[:most].tolist()]
-
-
-def _query_block(level: Level) -> IntArray:
-    block: IntArray = level.nets["token"][level.comps["row"]]
-    return block
 
 
 def _runs(level: Level) -> int:

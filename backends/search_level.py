@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dcp.arrays import BoolArray, IntArray
+from dcp.arrays import BoolArray, FloatArray, IntArray
 from dcp.backends.search_seed_kernels import fill_pins
 from dcp.backends.search_state import COMPUTATION, NET, TOKEN, Records, UIntArray
 from dcp.blocks import Kind
@@ -93,6 +93,19 @@ class Level:
     def usual_tokens(self) -> float:
         """Tokens of a usual token block."""
         return float(np.median(self.tokens["tokens"]))
+
+    @cached_property
+    def query_token(self) -> IntArray:
+        """Token block of every computation's queries, [C]."""
+        token: IntArray = self.nets["token"][self.comps["row"]]
+        return token
+
+    @cached_property
+    def query_work(self) -> FloatArray:
+        """Work of all computations with the queries of a token block, [T]."""
+        work = np.zeros(len(self.tokens))
+        np.add.at(work, self.query_token, self.comps["work"])
+        return work
 
     def lowered(self, answer: Assignment) -> Assignment:
         """The problem's answer on this level: each merged block where its first part is."""

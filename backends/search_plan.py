@@ -17,6 +17,7 @@ from dcp.backends.search_places import Places
 from dcp.backends.search_regroup import regrouped
 from dcp.backends.search_seeds import bisected
 from dcp.backends.search_state import State
+from dcp.backends.search_whole import packed_whole
 from dcp.packing import pack_within, tightest_load
 from dcp.placement import Assignment, PlacementProblem
 
@@ -104,9 +105,11 @@ class Search:
     def run(self) -> Assignment:
         """The best answer found."""
         cycles = max(1, round(_CYCLES * self._effort))
-        begun = [
-            (level, self._annealed(start, _SHORT_STEPS, cycles)) for level, start in self._starts()
-        ]
+        begun = list[tuple[Level, State]]()
+        for level, start in self._starts():
+            if self._is_perfect(start):
+                return _answer(level, start)
+            begun.append((level, self._annealed(start, _SHORT_STEPS, cycles)))
         level, best = min(begun, key=lambda one: score(one[1]))
         best = self._annealed(self._regrouped(level, best), _STEPS, cycles)
         while level.length > 1:
@@ -116,18 +119,35 @@ class Search:
             level = finer
         return _answer(level, best)
 
+    def _is_perfect(self, state: State) -> bool:
+        """Whether nothing is sent, within all limits."""
+        return not score(state) and int(state.rules["token_limit"][0]) <= self._places.token_limit
+
     def _starts(self) -> Iterator[tuple[Level, State]]:
-        """Placements to begin with: nodes first, all devices at once, dealt."""
+        """Placements to begin with: sequences whole, nodes first, all devices at once, dealt."""
+        coarsest = self._coarsest(self._runs)
+        if _is_sparse(coarsest):
+            yield from self._whole(self._runs)
         for nodes in self._in_nodes() if self._by_nodes else []:
-            level = self._coarsest(self._runs.apart(nodes.token_home))
+            runs = self._runs.apart(nodes.token_home)
+            level = self._coarsest(runs)
             home, node = level.lowered(nodes)
             cut = bisected(level, self._places, node)
             yield level, self._places.state(level, cut, node=home)
-        level = self._coarsest(self._runs)
+            if _is_sparse(level):
+                yield from self._whole(runs, nodes)
         if self._all_at_once:
-            yield level, self._places.state(level, bisected(level, self._places))
-        if _is_sparse(level):
-            yield level, self._places.state(level, *dealt(level, self._places))
+            yield coarsest, self._places.state(coarsest, bisected(coarsest, self._places))
+        if _is_sparse(coarsest):
+            yield coarsest, self._places.state(coarsest, *dealt(coarsest, self._places))
+
+    def _whole(self, runs: Runs, nodes: Assignment | None = None) -> Iterator[tuple[Level, State]]:
+        """Sequences packed whole, in their nodes if these are given."""
+        level = self._level(runs, self._node_lengths[-1])
+        node = None if nodes is None else level.lowered(nodes).token_home
+        deal = packed_whole(level, self._places, node)
+        if deal is not None:
+            yield level, self._regrouped(level, self._places.state(level, *deal))
 
     def _in_nodes(self) -> list[Assignment]:
         """Answers in nodes: the better half of some, those first that pack into the devices."""
@@ -173,13 +193,17 @@ class Search:
         return self._annealed(state, _node_steps(level), _CYCLES)
 
     def _dealt_to_nodes(self, level: Level, most: int) -> list[State]:
-        """Sequences dealt to nodes under a sparse mask, annealed cold."""
+        """Sequences packed whole or dealt to nodes under a sparse mask, annealed cold."""
         if not _is_sparse(level):
             return []
         nodes = self._tight_nodes
+        deals = best_dealt(level, nodes, self._problem.seed, most)
+        whole = packed_whole(level, nodes)
+        if whole is not None:
+            deals = [*deals[: most - 1], whole]
         return [
             self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
-            for deal in best_dealt(level, nodes, self._problem.seed, most)
+            for deal in deals
         ]
 
     @cached_property

@@ -18,12 +18,17 @@ def pack_longest_first(weights: IntArray, bins: int) -> IntArray:
 
     At most 4/3 − 1/(3·bins) of the optimum (Graham 1969, longest processing time first).
     """
+    return _each_to_the_roomiest(weights, np.zeros(bins, dtype=np.int64))
+
+
+def _each_to_the_roomiest(weights: IntArray, rooms: IntArray) -> IntArray:
     where = np.zeros(len(weights), dtype=np.int64)
-    emptiest = [(0, index) for index in range(bins)]
+    roomiest = [(-room, index) for index, room in enumerate(rooms.tolist())]
+    heapq.heapify(roomiest)
     for item in np.argsort(-weights, kind="stable").tolist():
-        load, index = emptiest[0]
+        room, index = roomiest[0]
         where[item] = index
-        heapq.heapreplace(emptiest, (load + int(weights[item]), index))
+        heapq.heapreplace(roomiest, (room + int(weights[item]), index))
     return where
 
 
@@ -40,20 +45,27 @@ def tightest_load(weights: IntArray, bins: int) -> int:
 
 
 def pack_within(weights: IntArray, bins: int, limit: int) -> IntArray | None:
-    """Bin of every weight with no bin over a limit, or None where none was found.
+    """Bin of every weight with no bin over a limit, or None where `pack_into` finds none."""
+    where = pack_into(weights, np.full(bins, limit))
+    return None if (where < 0).any() else where
+
+
+def pack_into(weights: IntArray, rooms: IntArray) -> IntArray:
+    """Bin of every weight with no bin over its room; -1 for weights that are left over.
 
     Where longest first does not manage, one bin after the other is filled as well as a bounded
     search finds, with the heaviest weight left in it (minimum bin slack, Gupta and Ho 1999).
     """
-    where = pack_longest_first(weights, bins)
-    if loads(where, weights, bins).max(initial=0) <= limit:
+    where = _each_to_the_roomiest(weights, rooms)
+    if (loads(where, weights, len(rooms)) <= rooms).all():
         return where
+    where[:] = -1
     left = np.argsort(-weights, kind="stable")
-    for index in range(bins):
-        chosen = _fullest(weights[left].tolist(), limit)
+    for index, room in enumerate(rooms.tolist()):
+        chosen = _fullest(weights[left].tolist(), room)
         where[left[chosen]] = index
         left = np.delete(left, chosen)
-    return None if len(left) else where
+    return where
 
 
 def _fullest(falling: list[int], limit: int) -> list[int]:

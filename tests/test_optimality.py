@@ -91,9 +91,11 @@ def test_the_optimum_lies_between_the_lower_bound_and_every_partitioner(
 
 
 @needs_solver
-@pytest.mark.parametrize(("name", "mean_gap"), [("greedy", 1.25), ("local_search", 1.03)])
+@pytest.mark.parametrize(
+    ("name", "mean_gap"), [("greedy", 1.25), ("local_search:inter_weight=1", 1.01)]
+)
 def test_a_partitioner_is_near_the_optimum_on_average(name: str, mean_gap: float) -> None:
-    """Volume ÷ optimum; where nothing has to be sent, nothing is."""
+    """Volume ÷ optimum, in which all links are alike; where nothing has to be sent, nothing is."""
     backend, ratios = registry.create("partitioners", name), []
     for pair in INSTANCES:
         placement = evaluate(problem(*pair), backend.place(problem(*pair)))
