@@ -20,7 +20,7 @@ _ORDERS, _MOST_ITEMS = 128, 800_000
 
 
 class Deal(NamedTuple):
-    """Equal runs of tokens to devices in turn, every computation at the home of its queries.
+    """Homes, and where to compute with them.
 
     Attributes:
         device: Of every computation, [C].
@@ -33,11 +33,11 @@ class Deal(NamedTuple):
     @classmethod
     def of(cls, level: Level, home: IntArray) -> Deal:
         """The deal of these homes, [T]."""
-        return cls(home[level.query_token], home)
+        return cls(_devices(level, home[None])[0], home)
 
 
 def dealt(level: Level, places: Places) -> Deal:
-    """The deal in the order of the batch."""
+    """Equal runs of tokens to devices in turn, in the order of the batch."""
     return Deal.of(level, _homes(level, len(places), np.arange(_runs(level))[None])[0])
 
 
@@ -50,10 +50,10 @@ def best_dealt(level: Level, places: Places, seed: int, most: int) -> list[Deal]
         seed: Of the orders, 0 or more.
         most: Deals to return; fewer where there are not so many of different cost.
     """
-    items = max(len(level.comps), len(level.nets) // 2 * len(places))
+    items = max(len(level.comps), len(level.nets) * len(places))
     count = int(np.clip(_MOST_ITEMS // max(items, 1), 1, _ORDERS))
     homes = _homes(level, len(places), _orders(level, seed, count))
-    devices = homes[:, level.query_token]
+    devices = _devices(level, homes)
     _, cheapest = np.unique(_costs(level, places, homes, devices), return_index=True)
     return [Deal(devices[one], homes[one]) for one in cheapest[:most].tolist()]
 
@@ -84,6 +84,25 @@ def _homes(level: Level, devices: int, orders: IntArray) -> IntArray:
     return np.asarray(np.minimum(home, devices - 1).astype(np.int64))
 
 
+def _devices(level: Level, homes: IntArray) -> IntArray:
+    """Where to compute: at the queries, or at the keys where all of those in one place weigh more.
+
+    Args:
+        level: What to place.
+        homes: Of the token blocks, [deals, T].
+
+    Returns:
+        Device of every computation, [deals, C].
+    """
+    comps, size = level.comps, level.nets["size"]
+    queries, keys = homes[:, level.query_token], homes[:, level.nets["token"][comps["column"]]]
+    deals, count, rows = len(homes), int(homes.max(initial=0)) + 1, len(level.nets) // 2
+    group = (np.arange(deals)[:, None] * rows + comps["row"].astype(np.int64)) * count + keys
+    weight = np.tile(size[comps["column"]].astype(np.float64), deals)
+    fetched = np.bincount(group.ravel(), weight, deals * rows * count)
+    return np.where(fetched[group] > size[comps["row"]], keys, queries)
+
+
 def _costs(level: Level, places: Places, homes: IntArray, devices: IntArray) -> FloatArray:
     """Bytes of deals, and about those of what has yet to leave for the limits, [deals].
 
@@ -93,11 +112,13 @@ def _costs(level: Level, places: Places, homes: IntArray, devices: IntArray) -> 
         devices: Of the computations, [deals, C].
     """
     deal, count, keys = np.arange(len(homes))[:, None], len(places), len(level.nets) // 2
-    column = level.comps["column"].astype(np.int64) - keys
-    needed = np.zeros((len(homes), keys * count), dtype=np.bool_)
-    needed[deal, column * count + devices] = True
-    needed[deal, np.arange(keys) * count + np.repeat(homes, level.groups, axis=1)] = False
-    cost: FloatArray = needed @ np.repeat(level.nets["size"][keys:], count)
+    cost: FloatArray = np.zeros(len(homes))
+    for side, size in (("row", level.nets["size"][:keys]), ("column", level.nets["size"][keys:])):
+        net = level.comps[side].astype(np.int64) % keys
+        needed = np.zeros((len(homes), keys * count), dtype=np.bool_)
+        needed[deal, net * count + devices] = True
+        needed[deal, np.arange(keys) * count + np.repeat(homes, level.groups, axis=1)] = False
+        cost += needed @ np.repeat(size, count)
     heaviest = max(float(level.comps["work"].max(initial=0)), 1.0)
     work = _excess(devices, level.comps["work"], count, places.device_limit) / heaviest
     held = _excess(homes, level.tokens["tokens"], count, places.token_limit_on(level))

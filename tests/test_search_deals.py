@@ -15,11 +15,12 @@ from dcp.placement import PlacementProblem
 
 HEADS = dcp.AttentionSpec(num_q_heads=2, num_kv_heads=1, head_dim=64)
 NODES = dcp.Cluster(nodes=4, devices_per_node=2)
+WINDOW = masks.sliding_window(100)
 
 
-def dealing(lengths: list[int]) -> tuple[Level, Places]:
-    """Blocks of 100 tokens under a window of one block, and four nodes."""
-    batch = dcp.Batch(lengths, mask=masks.sliding_window(100))
+def dealing(lengths: list[int], mask: masks.Mask = WINDOW) -> tuple[Level, Places]:
+    """Blocks of 100 tokens, by default under a window of one block, and four nodes."""
+    batch = dcp.Batch(lengths, mask=mask)
     problem = PlacementProblem.of(cut(batch, HEADS, 100), NODES)
     level = Level.of(problem, Runs.of(problem), 1, np.zeros(1, dtype=np.int64))
     return level, Places.nodes_of(problem)
@@ -35,6 +36,16 @@ def test_a_deal_computes_at_the_home_of_the_queries() -> None:
     deal = dealt(level, nodes)
     queries = level.nets["token"][level.comps["row"]]
     assert np.array_equal(deal.device, deal.home[queries])
+
+
+def test_a_deal_computes_where_many_keys_of_one_query_block_are() -> None:
+    mask = masks.causal_blockwise(100, 1)  # all blocks attend to themselves, the last one to all
+    level, nodes = dealing([1600], mask)
+    deal = dealt(level, nodes)
+    keys = level.nets["token"][level.comps["column"]]
+    last = level.query_token == 15
+    assert np.array_equal(deal.device[last], deal.home[keys[last]])
+    assert set(deal.device[last].tolist()) == {0, 1, 2, 3}
 
 
 def test_the_best_order_cuts_no_sequence_where_none_has_to_be() -> None:
