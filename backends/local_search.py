@@ -24,6 +24,13 @@ There it takes little time, and it is mostly a matter of which sequences to cut,
 may miss the best ones.
 """
 
+_FEW_A_BLOCK, _MOST_ITEMS = 2, 4_000_000
+"""So is it where blocks have about one computation a head group, up to so many by devices.
+
+Sequences are short there, and mostly best left whole, which annealing hardly comes back to from
+a cut. Beyond that number `greedy` takes seconds.
+"""
+
 _TIGHT, _ROOM = 0.03, 0.04
 """Limits below the first are searched with the second, too, and repaired: moves need some room."""
 
@@ -64,10 +71,13 @@ class LocalSearch(Partitioner):
 
         weight = self._weight(problem.limits)
         found, small = [Search(problem, weight).run()], _is_small(problem)
+        kept = _holds_what_is_asked(problem, found[0])
+        if kept and _sends_nothing(problem, found[0]):
+            return found[0]
         if _is_tight(problem.limits):
             roomy = replace(problem, limits=_with_room(problem.limits))
             found.append(Search(roomy, weight).run())
-        elif not small and _holds_what_is_asked(problem, found[0]):
+        elif kept and not small:
             return found[0]
         from dcp.backends.search_choice import Choice
 
@@ -82,7 +92,14 @@ class LocalSearch(Partitioner):
 def _is_small(problem: PlacementProblem) -> bool:
     computations, devices = len(problem.comp_q), problem.cluster.num_devices
     hard = devices <= _FEW_DEVICES or _is_tight(problem.limits)
-    return computations <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
+    few = computations <= (_MORE_COMPUTATIONS if hard else _FEW_COMPUTATIONS)
+    short = computations <= _FEW_A_BLOCK * problem.data_bytes[0].size
+    return few or (short and computations * devices <= _MOST_ITEMS)
+
+
+def _sends_nothing(problem: PlacementProblem, answer: Assignment) -> bool:
+    queries, keys = answer.token_home[problem.comp_q], answer.token_home[problem.comp_kv]
+    return bool(((answer.comp_device == queries) & (queries == keys)).all())
 
 
 def _is_tight(limits: Limits) -> bool:

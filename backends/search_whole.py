@@ -72,7 +72,7 @@ def _portions(run: IntArray, tokens: IntArray, limit: int) -> tuple[IntArray, In
     """Each run in portions of blocks in a row that a device holds.
 
     Returns:
-        Portion of every block, [T]; the first portion, and how many, of every run, [runs].
+        Portion of every block, [blocks]; the first one, and how many, of every run, [runs].
     """
     portion = np.zeros(len(run), dtype=np.int64)
     begin: list[int] = []
@@ -124,7 +124,7 @@ def _filled(size: IntArray, room: IntArray) -> IntArray:
 def _cut_to_rooms(
     home: IntArray, portion: IntArray, tokens: IntArray, limit: int, devices: int
 ) -> IntArray:
-    """Homes of all blocks: what was left out, -1, goes where most room is, block after block."""
+    """Homes of all blocks, [blocks]: what was left out, -1, goes where most room is, in order."""
     home, kept = home.copy(), home >= 0
     room = limit - loads(home[kept], tokens[kept], devices)
     device, last = 0, -1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
+import operator
 
 import numpy as np
 
@@ -54,7 +56,7 @@ def pack_into(weights: IntArray, rooms: IntArray) -> IntArray:
     """Bin of every weight with no bin over its room; -1 for weights that are left over.
 
     Where longest first does not manage, one bin after the other is filled as well as a bounded
-    search finds, with the heaviest weight left in it (minimum bin slack, Gupta and Ho 1999).
+    search finds, with the heaviest weight that fits (minimum bin slack, Gupta and Ho 1999).
     """
     where = _each_to_the_roomiest(weights, rooms)
     if (loads(where, weights, len(rooms)) <= rooms).all():
@@ -69,16 +71,18 @@ def pack_into(weights: IntArray, rooms: IntArray) -> IntArray:
 
 
 def _fullest(falling: list[int], limit: int) -> list[int]:
-    """Which weights fill a bin best, the first among them if it fits."""
+    """Which weights fill a bin best, the heaviest that fits among them."""
     ahead = [*itertools.accumulate(reversed(falling), initial=0)][::-1]
     best: list[int] = []
     best_total = 0
     chosen, total, index = list[int](), 0, 0
     for _ in range(_MOST_TRIES):
         while index < len(falling) and total + ahead[index] > best_total:
-            if total + falling[index] <= limit:
-                chosen.append(index)
-                total += falling[index]
+            if total + falling[index] > limit:
+                index = bisect.bisect_left(falling, total - limit, index, key=operator.neg)
+                continue
+            chosen.append(index)
+            total += falling[index]
             index += 1
         if total > best_total:
             best, best_total = chosen.copy(), total
@@ -87,7 +91,5 @@ def _fullest(falling: list[int], limit: int) -> list[int]:
         # Without the last one, and with none of the same weight in its place.
         last = chosen.pop()
         total -= falling[last]
-        index = last + 1
-        while index < len(falling) and falling[index] == falling[last]:
-            index += 1
+        index = bisect.bisect_right(falling, -falling[last], last, key=operator.neg)
     return best
