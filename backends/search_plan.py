@@ -197,10 +197,10 @@ class Search:
         if not _is_sparse(level):
             return []
         nodes = self._tight_nodes
-        deals = best_dealt(level, nodes, self._problem.seed, most)
         whole = packed_whole(level, nodes)
-        if whole is not None:
-            deals = [*deals[: most - 1], whole]
+        deals = [] if whole is None else [whole]
+        if most > len(deals):
+            deals = best_dealt(level, nodes, self._problem.seed, most - len(deals)) + deals
         return [
             self._annealed(nodes.state(level, *deal), _node_steps(level), cycles=1)
             for deal in deals
