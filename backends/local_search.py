@@ -98,8 +98,9 @@ def _is_small(problem: PlacementProblem) -> bool:
 
 
 def _sends_nothing(problem: PlacementProblem, answer: Assignment) -> bool:
-    queries, keys = answer.token_home[problem.comp_q], answer.token_home[problem.comp_kv]
-    return bool(((answer.comp_device == queries) & (queries == keys)).all())
+    home, device = answer.token_home, answer.comp_device
+    used = (problem.comp_q, problem.comp_kv)
+    return all(np.array_equal(home[tokens], device) for tokens in used)
 
 
 def _is_tight(limits: Limits) -> bool:

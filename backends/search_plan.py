@@ -125,8 +125,9 @@ class Search:
 
     def _starts(self) -> Iterator[tuple[Level, State]]:
         """Placements to begin with: sequences whole, nodes first, all devices at once, dealt."""
-        coarsest = self._coarsest(self._runs)
-        if _is_sparse(coarsest):
+        # Not kept meanwhile: under dense masks it takes memory.
+        sparse = _is_sparse(self._coarsest(self._runs))
+        if sparse:
             yield from self._whole(self._runs)
         for nodes in self._in_nodes() if self._by_nodes else []:
             runs = self._runs.apart(nodes.token_home)
@@ -136,10 +137,12 @@ class Search:
             yield level, self._places.state(level, cut, node=home)
             if _is_sparse(level):
                 yield from self._whole(runs, nodes)
+        if sparse or self._all_at_once:
+            level = self._coarsest(self._runs)
         if self._all_at_once:
-            yield coarsest, self._places.state(coarsest, bisected(coarsest, self._places))
-        if _is_sparse(coarsest):
-            yield coarsest, self._places.state(coarsest, *dealt(coarsest, self._places))
+            yield level, self._places.state(level, bisected(level, self._places))
+        if sparse:
+            yield level, self._places.state(level, *dealt(level, self._places))
 
     def _whole(self, runs: Runs, nodes: Assignment | None = None) -> Iterator[tuple[Level, State]]:
         """Sequences packed whole, in their nodes if these are given."""
