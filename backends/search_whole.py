@@ -114,10 +114,12 @@ def _filled(size: IntArray, room: IntArray) -> IntArray:
         Device of every run, -1 for those left out, [runs].
     """
     order = np.argsort(room, kind="stable")
-    tried = []
+    tried: list[IntArray] = []
     for devices in (order, order[::-1]):
         where = pack_into(size, room[devices])
         tried.append(np.where(where < 0, -1, devices[where]))
+        if (where >= 0).all():
+            break
     return min(tried, key=lambda where: int(size[where < 0].sum()))
 
 
