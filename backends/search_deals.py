@@ -112,12 +112,13 @@ def _costs(level: Level, places: Places, homes: IntArray, devices: IntArray) -> 
         devices: Of the computations, [deals, C].
     """
     deal, count, keys = np.arange(len(homes))[:, None], len(places), len(level.nets) // 2
+    at_home = np.arange(keys) * count + np.repeat(homes, level.groups, axis=1)
     cost: FloatArray = np.zeros(len(homes))
     for side, size in (("row", level.nets["size"][:keys]), ("column", level.nets["size"][keys:])):
         net = level.comps[side].astype(np.int64) % keys
         needed = np.zeros((len(homes), keys * count), dtype=np.bool_)
         needed[deal, net * count + devices] = True
-        needed[deal, np.arange(keys) * count + np.repeat(homes, level.groups, axis=1)] = False
+        needed[deal, at_home] = False
         cost += needed @ np.repeat(size, count)
     heaviest = max(float(level.comps["work"].max(initial=0)), 1.0)
     work = _excess(devices, level.comps["work"], count, places.device_limit) / heaviest

@@ -7,10 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from dcp.arrays import BoolArray, FloatArray, IntArray
+from dcp.arrays import BoolArray, IntArray
 from dcp.backends.search_seed_kernels import fill_pins
 from dcp.backends.search_state import COMPUTATION, NET, TOKEN, Records, UIntArray
 from dcp.blocks import Kind
+from dcp.packing import loads
 from dcp.placement import Assignment, PlacementProblem
 
 _FORWARD_AND_BACKWARD = {
@@ -101,11 +102,9 @@ class Level:
         return token
 
     @cached_property
-    def query_work(self) -> FloatArray:
+    def query_work(self) -> IntArray:
         """Work of all computations with the queries of a token block, [T]."""
-        work = np.zeros(len(self.tokens))
-        np.add.at(work, self.query_token, self.comps["work"])
-        return work
+        return loads(self.query_token, self.comps["work"], len(self.tokens))
 
     def lowered(self, answer: Assignment) -> Assignment:
         """The problem's answer on this level: each merged block where its first part is."""

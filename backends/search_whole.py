@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dcp.arrays import FloatArray, IntArray
+from dcp.arrays import IntArray
 from dcp.backends.search_deals import Deal
 from dcp.backends.search_level import Level
 from dcp.backends.search_places import Places
@@ -30,18 +30,16 @@ def packed_whole(level: Level, places: Places, node: IntArray | None = None) -> 
     Returns:
         The deal, or None where the long runs take more devices than there are.
     """
-    limit, per_node = places.token_limit_on(level), places.per_node
-    if node is None:
-        every = np.arange(len(level.tokens))
-        home = _packed(level, every, limit, places.nodes, per_node)
-        return None if home is None else Deal.of(level, home)
     home = np.zeros(len(level.tokens), dtype=np.int64)
-    for one in range(places.nodes):
-        blocks = np.flatnonzero(node == one)
-        inside = _packed(level, blocks, limit, 1, per_node)
+    if node is None:
+        parts, nodes = [np.arange(len(home))], places.nodes
+    else:
+        parts, nodes = [np.flatnonzero(node == one) for one in range(places.nodes)], 1
+    for first, blocks in enumerate(parts):
+        inside = _packed(level, blocks, places.token_limit_on(level), nodes, places.per_node)
         if inside is None:
             return None
-        home[blocks] = one * per_node + inside
+        home[blocks] = first * places.per_node + inside
     return Deal.of(level, home)
 
 
@@ -63,8 +61,7 @@ def _packed(
     alone = begin[length == 1]
     where[alone] = _filled(size[alone], limit - loads(where[rows], size[rows], devices))
     home = _cut_to_rooms(where[portion], portion, tokens, limit, devices)
-    work = np.zeros(devices)
-    np.add.at(work, home, level.query_work[blocks])
+    work = loads(home, level.query_work[blocks], devices)
     return _alike(work, where[rows], nodes, per_node)[home]
 
 
@@ -138,7 +135,7 @@ def _cut_to_rooms(
     return home
 
 
-def _alike(work: FloatArray, settled: IntArray, nodes: int, per_node: int) -> IntArray:
+def _alike(work: IntArray, settled: IntArray, nodes: int, per_node: int) -> IntArray:
     """New number of every device: those not settled change places, so that nodes have like work.
 
     Args:
