@@ -92,7 +92,13 @@ def test_the_optimum_lies_between_the_lower_bound_and_every_partitioner(
 
 @needs_solver
 @pytest.mark.parametrize(
-    ("name", "mean_gap"), [("greedy", 1.25), ("local_search:inter_weight=1", 1.01)]
+    ("name", "mean_gap"),
+    [
+        ("greedy", 1.25),
+        ("local_search:inter_weight=1", 1.01),
+        ("local_search:inter_weight=3", 1.03),
+        ("local_search", 1.05),  # gives bytes for fewer crossings, which this optimum ignores
+    ],
 )
 def test_a_partitioner_is_near_the_optimum_on_average(name: str, mean_gap: float) -> None:
     """Volume ÷ optimum, in which all links are alike; where nothing has to be sent, nothing is."""
