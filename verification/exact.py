@@ -2,8 +2,9 @@
 
 Binary variables say where every token block is at home and where every computation block runs; a
 variable for each data block and device is forced to 1 where the block is touched away from its
-home. Package: highspy (MIT, extra `exact`). Source: Huangfu and Hall, "Parallelizing the dual
-revised simplex method", Mathematical Programming Computation 2018.
+home, and where bytes between nodes weigh more, one for each data block and node where it is
+touched away from its home's node. Package: highspy (MIT, extra `exact`). Source: Huangfu and Hall,
+"Parallelizing the dual revised simplex method", Mathematical Programming Computation 2018.
 """
 
 from __future__ import annotations
@@ -22,27 +23,34 @@ from dcp.placement import Assignment, PlacementProblem, evaluate
 _FREE = float("inf")
 
 
-def optimal_placement(problem: PlacementProblem, *, time_limit_s: float = 300.0) -> Assignment:
-    """A placement of least `volume_bytes` among all that `dcp.placement.evaluate` finds feasible.
+def optimal_placement(
+    problem: PlacementProblem, *, inter_weight: float = 1.0, time_limit_s: float = 300.0
+) -> Assignment:
+    """A placement of least weighted bytes among all that `dcp.placement.evaluate` finds feasible.
+
+    They are its `volume_bytes` + (`inter_weight` − 1) × `inter_node_bytes`.
 
     Long proofs: many devices (4 take a hundred times as long as 2), and several nodes of several
     devices whose blocks are coarse beside the limit inside a node.
 
     Args:
         problem: What to place; its seed and budget change nothing.
+        inter_weight: What a byte between nodes costs, where one inside a node costs 1; at least 1.
         time_limit_s: Wall-clock seconds that the proof may take.
+
     Raises:
-        SpecError: no problem, or an illegal time.
+        SpecError: no problem, or an illegal weight or time.
         MissingPackageError: highspy is not installed.
         BackendError: no placement holds all limits, or the optimum is not proven in time; the
-            message then says between which volumes it lies.
+            message then says between which bytes it lies.
     """
     check_kind("problem", problem, PlacementProblem)
+    check_number("inter_weight", inter_weight, least=1.0)
     check_number("time_limit_s", time_limit_s)
     _highspy()
     if not len(problem.token_tokens):
         return Assignment(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    program, deadline = _PlacementProgram(problem), time.monotonic() + time_limit_s
+    program, deadline = _PlacementProgram(problem, inter_weight), time.monotonic() + time_limit_s
     while True:
         answer = program.solve(max(deadline - time.monotonic(), 0.0))
         if evaluate(problem, answer).feasible:
@@ -80,26 +88,28 @@ class _Rows:
 class _PlacementProgram:
     """The mixed-integer program of a placement problem.
 
-    Columns: home [T, D], comp [C, D], touch [data blocks, D], and by_packing [nodes], which says
-    that a node's devices may exceed the asked balance because its blocks are too coarse for it.
+    Columns: home [T, D], comp [C, D], touch [data blocks, D], enter [data blocks, nodes], and
+    by_packing [nodes], which says that a node's devices may exceed the asked balance because its
+    blocks are too coarse for it.
     """
 
-    def __init__(self, problem: PlacementProblem) -> None:
-        self._problem = problem
+    def __init__(self, problem: PlacementProblem, inter_weight: float) -> None:
+        self._problem, self._inter_weight = problem, inter_weight
         cluster = problem.cluster
         blocks, comps, devices = len(problem.token_tokens), len(problem.comp_q), cluster.num_devices
         self._unit = max(int(np.gcd.reduce(problem.comp_flops)), 1)
         self._flops = problem.comp_flops // self._unit
         block, self._touch_bytes, number = _data_blocks(problem)
-        sizes = [blocks * devices, comps * devices, len(block) * devices, cluster.nodes]
-        ends = np.cumsum(sizes)
+        shapes = [(one, devices) for one in (blocks, comps, len(block))]
+        shapes += [(len(block), cluster.nodes), (1, cluster.nodes)]
+        ends = np.cumsum([rows * columns for rows, columns in shapes])
         self._count = int(ends[-1])
-        home, comp, touch = (
-            np.arange(end - size, end).reshape(-1, devices)
-            for size, end in zip(sizes[:3], ends[:3], strict=True)
+        home, comp, touch, enter, by_packing = (
+            np.arange(end - rows * columns, end).reshape(rows, columns)
+            for (rows, columns), end in zip(shapes, ends, strict=True)
         )
-        self._home, self._comp, self._touch = home, comp, touch
-        self._by_packing = np.arange(ends[2], ends[3])
+        self._home, self._comp, self._touch, self._enter = home, comp, touch, enter
+        self._by_packing = by_packing[0]
 
         self._rows = _Rows()
         self._rows.add(home, 1, 1, 1)
@@ -107,6 +117,8 @@ class _PlacementProgram:
         for of_side in number:
             sent = np.stack([touch[of_side], comp, home[block[of_side]]], axis=-1)
             self._rows.add(sent.reshape(-1, 3), [1, -1, 1], 0, _FREE)
+        if inter_weight > 1:
+            self._count_entries(block)
         self._limit_loads()
         self._number_devices_in_order()
 
@@ -119,13 +131,15 @@ class _PlacementProgram:
             ("threads", 1),
             ("time_limit", time_limit_s),
             ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", 0.5),  # volumes are whole multiples of the unit
+            # Bytes are whole multiples of the unit, unless the weight is broken.
+            ("mip_abs_gap", 0.5 if float(self._inter_weight).is_integer() else 1e-6),
         ):
             solver.setOptionValue(option, value)
         unit = max(int(np.gcd.reduce(self._touch_bytes)), 1)
         cost, binary = np.zeros(self._count), np.ones(self._count, dtype=np.int32)
-        cost[self._touch] = (self._touch_bytes // unit)[:, None]
-        binary[self._touch] = 0  # whole where the others are
+        size = (self._touch_bytes // unit)[:, None]
+        cost[self._touch], cost[self._enter] = size, size * (self._inter_weight - 1)
+        binary[self._touch] = binary[self._enter] = 0  # whole where the others are
         lower, upper, *matrix = self._rows.arrays()
         solver.passModel(
             self._count, len(lower), len(matrix[1]), int(highspy.MatrixFormat.kRowwise),
@@ -136,6 +150,19 @@ class _PlacementProgram:
         _check_status(solver, unit)
         values = np.array(solver.getSolution().col_value)
         return Assignment(values[self._home].argmax(axis=1), values[self._comp].argmax(axis=1))
+
+    def _count_entries(self, block: IntArray) -> None:
+        """A data block enters a node where a device touches it and none is its home.
+
+        Args:
+            block: Token block of every data block, [data blocks].
+        """
+        node_of = self._problem.cluster.device_node
+        for device, node in enumerate(node_of.tolist()):
+            at_home = self._home[block][:, node_of == node]
+            columns = [self._enter[:, [node]], self._touch[:, [device]], at_home]
+            values = np.array([1.0, -1.0] + [1.0] * at_home.shape[1])
+            self._rows.add(np.concatenate(columns, axis=1), values, 0, _FREE)
 
     def add_packing_limits(self, answer: Assignment) -> bool:
         """Teach the program what devices may compute in nodes that break their limit.
