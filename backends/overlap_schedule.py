@@ -52,22 +52,27 @@ class OverlapSchedule(Scheduler):
         inputs = Inputs.of(problem)
         work = DeviceWork.of(problem, inputs)
 
-        promising: list[_Candidate] = []
-        time_s: dict[_Choice, float] = {}
+        tried: list[_Candidate] = []
+        # Only of the choice so far: schedules of large batches take much memory.
+        held: dict[_Choice, Schedule] = {}
 
         def consider(choice: _Choice) -> None:
             if choice.divisions <= self.most_divisions:
-                candidate = _candidate(problem, inputs, work, choice)
-                time_s[choice] = candidate.total_s
-                promising[:] = _promising([*promising, candidate])
+                schedule = _arranged(problem, inputs, work, choice)
+                total_s = problem.estimate(schedule).total_s
+                tried.append(_Candidate(choice, schedule.num_divisions, total_s))
+                if _chosen(tried) == choice:
+                    held.clear()
+                    held[choice] = schedule
 
         for count in (1, 6, 12):
             consider(_Choice(divisions=count))
-        many = min(time_s, key=time_s.__getitem__).divisions == 12
+        many = _by_time(tried)[0].divisions == 12
         consider(_Choice(divisions=24 if many else 3))
-        for choice in sorted(time_s, key=time_s.__getitem__)[:2]:
+        for choice in _by_time(tried)[:2]:
             consider(replace(choice, ahead=0.7 if choice.divisions >= 12 else 2.0))
-        return promising[0].schedule
+        chosen = _chosen(tried)
+        return held[chosen] if chosen in held else _arranged(problem, inputs, work, chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,30 +84,22 @@ class _Choice:
 
 
 class _Candidate(NamedTuple):
-    """A schedule and its simulated time."""
+    """A choice, the divisions of its schedule and its simulated time."""
 
-    schedule: Schedule
+    choice: _Choice
+    num_divisions: int
     total_s: float
 
 
-def _promising(tried: list[_Candidate]) -> list[_Candidate]:
-    """Those that may still be chosen, of fewest divisions first; the first is the choice so far.
-
-    Fewest divisions win among those that are as fast as the fastest, but for little; so each of
-    more divisions has to be faster.
-    """
-    front: list[_Candidate] = []
-    for one in sorted(tried, key=lambda each: (each.schedule.num_divisions, each.total_s)):
-        if not front or one.total_s < front[-1].total_s:
-            front.append(one)
-    return [one for one in front if one.total_s <= _AS_FAST * front[-1].total_s]
+def _by_time(tried: list[_Candidate]) -> list[_Choice]:
+    return [one.choice for one in sorted(tried, key=lambda each: each.total_s)]
 
 
-def _candidate(
-    problem: SchedulingProblem, inputs: Inputs, work: DeviceWork, choice: _Choice
-) -> _Candidate:
-    schedule = _arranged(problem, inputs, work, choice)
-    return _Candidate(schedule, problem.estimate(schedule).total_s)
+def _chosen(tried: list[_Candidate]) -> _Choice:
+    """Of the choices that are as fast as the fastest, but for little, that of fewest divisions."""
+    longest_s = _AS_FAST * min(one.total_s for one in tried)
+    good = [one for one in tried if one.total_s <= longest_s]
+    return min(good, key=lambda one: (one.num_divisions, one.total_s)).choice
 
 
 def _arranged(

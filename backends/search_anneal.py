@@ -17,7 +17,10 @@ _COLDEST = 0.06
 _PRICE = 60.0
 
 _FIRST_PRICE = 0.005
-"""Part of the price of work that the first cycle begins at.
+_AFTER = np.arange(1, _STAGES + 1) / _STAGES
+_RISING = np.round(_FIRST_PRICE ** (1 - _AFTER) * 2**20) / 2**20
+_FULL = np.ones(_STAGES)
+"""Parts of the price of work over a limit: in the first cycle they rise from stage to stage.
 
 What starts over a limit then leaves it where that takes few bytes, rather than by the first move
 that does.
@@ -46,12 +49,6 @@ def temperatures(unit: float, hottest: float) -> FloatArray:
     """A geometric fall, in whole bytes so that it is the same on every machine, [stages]."""
     fall = (_COLDEST / hottest) ** (np.arange(_STAGES) / (_STAGES - 1))
     return np.round(unit * hottest * fall)
-
-
-def rising(price: float) -> FloatArray:
-    """A geometric rise to a price, by parts that are the same on every machine, [stages]."""
-    left = 1 - np.arange(1, _STAGES + 1) / _STAGES
-    return np.asarray(price * np.round(_FIRST_PRICE**left * 2**20) / 2**20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +111,9 @@ def improved(state: State, heats: list[float], steps: int, seed: int) -> State:
         anneal(
             state,
             temperatures(prices.unit, heat),
-            rising(prices.work) if cycle == 0 else np.full(_STAGES, prices.work),
+            prices.work,
             prices.token,
+            _RISING if cycle == 0 else _FULL,
             max(1, round(steps / (_STAGES * ROUND))),
             moves,
             _LOTTERY,

@@ -417,8 +417,9 @@ def _sides(bits: Any) -> Any:
 def anneal(
     s: State,
     temperatures: Any,
-    work_prices: Any,
+    work_price: Any,
     token_price: Any,
+    work_parts: Any,
     rounds: Any,
     shares: Any,
     lottery: Any,
@@ -429,8 +430,8 @@ def anneal(
     Args:
         s: Placement to improve.
         temperatures: Weighted bytes, one a stage, float64 [stages].
-        work_prices: Weighted bytes for a unit of work over a limit, one a stage, float64 [stages].
-        token_price: Weighted bytes for a token over the limit.
+        work_price, token_price: Weighted bytes for a unit over a limit.
+        work_parts: Parts of the price of work, one a stage, float64 [stages].
         rounds: Rounds of moves tried in each stage.
         shares: Moves of a round before those of each next kind, int64 [3]. Kinds follow one
             another rather than at random, which the processor foresees.
@@ -443,7 +444,7 @@ def anneal(
     )
     x = U8(seed)
     for stage in range(temperatures.shape[0]):
-        work_price = work_prices[stage]
+        price = work_price * work_parts[stage]
         for _ in range(rounds):
             for kind in range(ROUND):
                 x = scrambled(x)
@@ -452,9 +453,9 @@ def anneal(
                 r2 = x * _MULTIPLIER
                 bar = temperatures[stage] * lottery[r & U8(1023)]
                 if kind < shares[0]:
-                    try_computation(s, r, r2, bar, work_price)
+                    try_computation(s, r, r2, bar, price)
                 elif kind < shares[1]:
-                    try_line(s, r, r2, bar, work_price)
+                    try_line(s, r, r2, bar, price)
                 else:
                     with_lines = kind >= shares[2]
-                    try_homes(s, r, r2, bar, work_price, token_price, with_lines)
+                    try_homes(s, r, r2, bar, price, token_price, with_lines)

@@ -105,19 +105,25 @@ class Search:
     def run(self) -> Assignment:
         """The best answer found."""
         cycles = max(1, round(_CYCLES * self._effort))
-        begun = list[tuple[Level, State]]()
-        for level, start in self._starts():
-            if self._is_perfect(start):
-                return _answer(level, start)
-            begun.append((level, self._annealed(start, _SHORT_STEPS, cycles)))
-        level, best = min(begun, key=lambda one: score(one[1]))
+        level, best = self._best_start(cycles)
+        if self._is_perfect(best):
+            return _answer(level, best)
         best = self._annealed(self._regrouped(level, best), _STEPS, cycles)
         while level.length > 1:
             finer = self._level(level.runs, level.length // 2)
-            passed = _passed_on(level, best, finer, self._places)
-            best = self._annealed(passed, _SHORT_STEPS, cycles)
-            level = finer
+            # The coarser level goes before the finer one is searched: both take much memory.
+            best, level = _passed_on(level, best, finer, self._places), finer
+            best = self._annealed(best, _SHORT_STEPS, cycles)
         return _answer(level, best)
+
+    def _best_start(self, cycles: int) -> tuple[Level, State]:
+        """The best of the annealed starts, or the first that is perfect as it is."""
+        begun = list[tuple[Level, State]]()
+        for level, start in self._starts():
+            if self._is_perfect(start):
+                return level, start
+            begun.append((level, self._annealed(start, _SHORT_STEPS, cycles)))
+        return min(begun, key=lambda one: score(one[1]))
 
     def _is_perfect(self, state: State) -> bool:
         """Whether nothing is sent, within all limits."""

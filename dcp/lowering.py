@@ -157,15 +157,16 @@ def _attention(
     phase: PlacedPhase, slots: SlotLayout, mask: Int32Array, steps: int
 ) -> dict[int, Items]:
     """Items of attention by cell, made for some ranks at a time."""
-    device, count = phase.comp_device[phase.comps], len(phase.comps)
+    count = len(phase.comps)
     ranks = max(1, phase.num_ranks * _ITEMS_AT_A_TIME // max(count, 1))
-    edges = np.searchsorted(device, np.arange(0, phase.num_ranks, ranks)).tolist()
+    begins = np.cumsum(np.bincount(phase.comp_device, minlength=phase.num_ranks)[:-1])
+    edges = np.append(0, begins)[::ranks].tolist()
     found: dict[int, Items] = {}
     for low, high in pairwise([*edges, count]):
         mine = slice(low, high)
-        division = phase.schedule.comp_division[phase.comps[mine]]
-        items = _attention_items(phase, slots, mask, mine)
-        found |= _by_cell(items, device[mine] * steps + division)
+        comps = phase.comps[mine]
+        cell = phase.comp_device[comps] * steps + phase.schedule.comp_division[comps]
+        found |= _by_cell(_attention_items(phase, slots, mask, mine), cell)
     return found
 
 

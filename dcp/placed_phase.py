@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcp.arrays import IntArray
+import numpy as np
+
+from dcp.arrays import Int32Array, IntArray
 from dcp.blocks import BlockGraph, Kind
 from dcp.ordering import row_order
 from dcp.scheduling import KEY_INPUT, PHASE_RESULTS, QUERY_INPUTS, Schedule
@@ -27,7 +29,7 @@ class PlacedPhase:
     comp_device: IntArray
     num_ranks: int
     schedule: Schedule
-    comps: IntArray
+    comps: Int32Array
 
     @classmethod
     def of(
@@ -45,7 +47,7 @@ class PlacedPhase:
             blocks.comp_group,
             blocks.comp_q,
             blocks.comp_kv,
-        )
+        ).astype(np.int32)
         return cls(
             blocks=blocks,
             token_home=token_home,
